@@ -1,15 +1,15 @@
 """Work in addition to requests: audits for the guard, trials for proofs, samples for retraining.
 
 `gati.guard.auditor` decides about each request, as for a stream. Together with the decision, a place in the
-line of jobs (`services.inference.line`) is reserved. The jobs run in order, at a lower priority than all
-requests. If no place is free, the work is dropped before its outcome is known.
+line of jobs (`services.inference.line`) is reserved. The jobs run in order, at the lowest priority. If no
+place is free, the work is dropped before its outcome is known. Under a load that leaves no time, it gets its
+share nevertheless: caches would otherwise answer for as long, and no one would see how.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -32,6 +32,7 @@ from gati.guard.watch import Watch
 from gati.samples.record import Record
 from services.inference.counts import Counts
 from services.inference.keeping import ServedStanding
+from services.inference.last import ask_last
 from services.inference.line import Line, Reservation
 from services.inference.queue import RequestQueue
 from services.inference.settings import InferenceSettings
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("gati.inference")
 
-_LAST = 10  # the lowest priority
 _COST_OF_TRIAL = 1.0  # upper bound, in runs of the network: a miss runs all of it
 
 Probing = Callable[[Tensor, Prediction], Sequence[Probed]]
@@ -296,7 +296,7 @@ class Following:
         if needs is None:
             return
         try:
-            base = needs.known or await _ask(self._base or self._version.queue, x)
+            base = needs.known or await self._asked(self._base or self._version.queue, x)
         except Exception:
             if not self._version.gone:
                 self._auditor.failed(decided, given, needs.shadows)
@@ -324,13 +324,16 @@ class Following:
         if self._shared.guarded:
             self._shared.standing.audited()
 
+    async def _asked(self, queue: RequestQueue, x: Tensor) -> Prediction:
+        return await ask_last(queue, x, self._shared.settings.audit_budget)
+
     async def _looked_up(self, post: Post[Answering], x: Tensor, base: Prediction) -> Sequence[Probed]:
         """The answer of each setting of a version; one that fails disagrees, and hides no other answer."""
         probe = post.version.probe
         try:
             if probe is not None:
                 return await asyncio.get_running_loop().run_in_executor(self._shared.prober, probe, x, base)
-            said = await _ask(post.version.queue, x)
+            said = await self._asked(post.version.queue, x)
         except Exception as error:  # of any type, like the failures of engines
             if post.version.gone:
                 raise
@@ -377,14 +380,6 @@ class Following:
                 probabilities=reference.probabilities.numpy(),
             )
         )
-
-
-async def _ask(queue: RequestQueue, x: Tensor) -> Prediction:
-    """The answer of a queue, at the lowest priority.
-
-    There is no deadline, because it would drop slow inputs more often than others and bias the audits.
-    """
-    return await queue.put(x, priority=_LAST, deadline_s=math.inf).answer
 
 
 def _said(prediction: Prediction) -> Probed:

@@ -41,6 +41,7 @@ _log = logging.getLogger("gati.inference")
 _TRY_AFTER_S = 0.5  # since the last input was queued
 _MANY = 20  # consecutive refusals
 _FEW_LEFT = 64  # abandoned inputs that may stay in the heap
+_BEFORE_REQUESTS = 0  # a priority
 _SUSPICIOUS = 5  # failures of the engine in a row, without an answer between them
 
 
@@ -213,6 +214,14 @@ class RequestQueue:
         """Drop an input: it is not started or, if it is running, stops at the next segment."""
         self._end(ask, CancelledError("the caller cancelled the request"))
 
+    def promote(self, ask: Ask) -> None:
+        """Let an input that still waits start before all requests."""
+        if ask.started_s is None and not ask.answer.done():
+            self._wait(ask, -1)
+            ask.priority = _BEFORE_REQUESTS
+            self._wait(ask, 1)
+            heapq.heappush(self._waiting, (ask.priority, next(self._order), ask))
+
     async def close(self) -> None:
         """Refuse new inputs, wait until all are answered, and stop the runner."""
         self._closed = True
@@ -238,7 +247,7 @@ class RequestQueue:
     def _pump(self) -> None:
         while self._waiting and len(self._running) < self._runner.parallel:
             ask = heapq.heappop(self._waiting)[2]
-            if ask.answer.done():
+            if ask.answer.done() or ask.started_s is not None:  # a promoted one is there twice
                 continue
             self._wait(ask, -1)
             ask.started_s = time.monotonic()

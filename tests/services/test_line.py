@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +21,8 @@ from services.inference.counts import Counts
 from services.inference.following import Answering, Following, Handling, Shared, audit_share
 from services.inference.keeping import ServedStanding
 from services.inference.line import Line
+from services.inference.queue import RequestQueue
+from services.inference.service_times import ServiceTimes
 from services.inference.settings import InferenceSettings
 
 X = torch.zeros(1, 1)
@@ -38,6 +42,7 @@ class Answers:
     exit: str = BASE
     asked: list[asyncio.Future[Prediction]] = field(default_factory=list)
     at_once: bool = False
+    times: ServiceTimes = field(default_factory=ServiceTimes)
 
     def put(self, x: Any, *, priority: int, deadline_s: float) -> Any:
         assert deadline_s == float("inf") and priority == 10
@@ -46,6 +51,8 @@ class Answers:
         if self.at_once:
             self.let_go()
         return type("Ask", (), {"answer": answer})
+
+    def promote(self, ask: Any) -> None: ...
 
     def let_go(self) -> None:
         for answer in self.asked:
@@ -191,6 +198,47 @@ def test_a_reference_that_fails_drops_everything_drawn_at_that_moment() -> None:
         assert house.counts.agreed == 1
         await house.answer(version, MISS, 0)
         assert house.counts.agreed == 2, "what is drawn later counts again"
+
+    run(test)
+
+
+class Ready:
+    """A runner that answers each input in the next turn of the event loop."""
+
+    parallel = 1
+
+    def submit(self, x: torch.Tensor) -> Future[Prediction]:
+        answer: Future[Prediction] = Future()
+        asyncio.get_running_loop().call_soon(answer.set_result, prediction(BASE, 0))
+        return answer
+
+    def close(self) -> None: ...
+
+
+def test_the_guard_is_not_blind_under_a_load_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audits waited behind all requests: caches that had become wrong answered for as long as that lasted."""
+    monkeypatch.setattr("services.inference.last._PATIENCE_S", 0.0)
+
+    async def test() -> None:
+        queue = RequestQueue(Ready(), capacity=64, times=ServiceTimes())
+        answered = 0
+
+        def ask_again(_: object = None) -> None:
+            nonlocal answered
+            answered += 1
+            if answered < 5000 and not house.counts.disagreed:
+                queue.put(X, priority=2, deadline_s=math.inf).answer.add_done_callback(ask_again)
+
+        house = House()
+        house.base = queue  # type: ignore[assignment]
+        version = house.version("a")
+        for _ in range(2):  # at any time, one waits
+            ask_again()
+        await house.answer(version, HIT, 3)
+        while answered < 5000 and not house.counts.disagreed:
+            await asyncio.sleep(0)
+        assert answered < 5000
+        await queue.close()
 
     run(test)
 

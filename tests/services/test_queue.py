@@ -416,3 +416,33 @@ def test_what_waits_is_counted_by_priority_however_it_ends() -> None:
         assert ahead(10) == [0] and queue.waiting == 0
 
     run(test, seconds_an_input=1.0, inputs=10)
+
+
+def test_a_promoted_input_starts_before_all_others_and_once() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        asks = [put(queue, number, priority=number) for number in (1, 2, 3, 10)]
+        queue.promote(asks[3])
+        queue.promote(asks[0])  # it runs already
+        assert queue.waiting == 3
+        while not all(ask.answer.done() for ask in asks):
+            runner.answer()
+            await asyncio.sleep(0.001)
+        queue.promote(asks[3])  # it has an answer
+        assert runner.order == [1, 10, 2, 3]
+        assert (queue.waiting, queue.running) == (0, 0)
+        await queue.close()
+
+    run(test)
+
+
+def test_a_promoted_input_that_nobody_waits_for_is_not_started() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        running, dropped = put(queue, 1), put(queue, 10, priority=10)
+        queue.promote(dropped)
+        queue.drop(dropped)
+        runner.answer()
+        await running.answer
+        await queue.close()
+        assert runner.order == [1]
+
+    run(test)
