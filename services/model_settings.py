@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gati.cores import MOST_THREADS
 from services.invalid import Name, matching
 
 _Size = Annotated[str, matching(r"\d+x\d+", "HEIGHTxWIDTH, such as 224x224")]
@@ -23,7 +24,8 @@ class ModelSettings(BaseModel):
     size: _Size | None = None  # of a plain model's inputs
     composition: Name | None = "default"
     device: str | None = None  # default: the one the library was measured on; cpu for a plain model
-    threads: int | None = Field(default=None, ge=1)  # default: all cores, divided by the number of replicas
+    # default: all cores, divided by the number of replicas
+    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     workers: int | None = Field(default=None, ge=1)
     queue_capacity: int = Field(default=128, ge=1)
     largest_batch: int = Field(default=64, ge=1)

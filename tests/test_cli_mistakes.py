@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import ssl
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from tests.composition.libraries import make_library
 from tests.conftest import REPOSITORY
 from tests.engine.served import composed
 from tests.evict.talking import talks, write
+from tests.services.certificates import certify
 
 
 def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
@@ -368,6 +370,30 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(
             thread.join()
     assert run(["adapt", "status", "--url", "http://elsewhere.invalid"]) == 2
     assert "no gati serve responds at http://elsewhere.invalid" in capsys.readouterr().err
+
+
+def test_a_certificate_that_is_not_trusted_is_told_from_a_server_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("httpx")
+    certificate, key = certify(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"https://127.0.0.1:{server.server_port}"
+        try:
+            monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+            assert run(["adapt", "status", "--url", url]) == 2
+            said = capsys.readouterr().err
+            assert f"the certificate of {url} is not trusted" in said and "SSL_CERT_FILE" in said
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+            assert AskedServer(url, None).ask("GET", "/") == {}
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("status", [200, 404])

@@ -71,13 +71,21 @@ class AskedServer:
             raise UnavailableError(
                 f"gati serve at {self.url} has not replied for {self.timeout_s:g} s; see its log"
             ) from error
+        except httpx.ConnectError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise UnavailableError(
+                    f"the certificate of {self.url} is not trusted ({error}); name the file of its "
+                    "authority's certificate in SSL_CERT_FILE"
+                ) from error
+            raise self._silent(error) from error
         # ImportError and OSError: a SOCKS proxy or a file of certificates that the environment names.
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError, OSError) as error:
-            raise UnavailableError(
-                f"no gati serve responds at {self.url} ({error}); start one with gati serve"
-            ) from error
+            raise self._silent(error) from error
         if reply.is_error:
             again = reply.headers.get("Retry-After")
             message = f"{document.get('error', reply.reason_phrase)} (status {reply.status_code})"
             raise self.refused(message + (f"; retry in {again} s" if again else ""))
         return document
+
+    def _silent(self, error: Exception) -> UnavailableError:
+        return UnavailableError(f"no gati serve responds at {self.url} ({error}); start one with gati serve")

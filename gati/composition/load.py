@@ -16,6 +16,7 @@ from gati.caches import load_cache
 from gati.composition.composition import Composition, Exit
 from gati.composition.engines import graphs_of
 from gati.composition.threads import as_measured, lacking_cores
+from gati.cores import MOST_THREADS
 from gati.engine.engine import Engine
 from gati.engine.exits import EngineExit
 from gati.engine.threads import granted_threads
@@ -284,8 +285,8 @@ def _device_of(library: Library) -> torch.device:
 
 
 def _set_threads(threads: int | None) -> None:
-    if threads is not None and threads < 1:
-        raise BackendError(f"threads is {threads}; give at least 1")
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise BackendError(f"threads is {threads}; give 1 to {MOST_THREADS}")
     wanted = threads or granted_threads()
     if threads is not None or wanted < torch.get_num_threads():  # not again: see `on_granted_threads`
         torch.set_num_threads(wanted)

@@ -10,6 +10,7 @@ from gati.composition.candidates import has_placement
 from gati.composition.composition import Objective
 from gati.composition.plans import Settings
 from gati.composition.solvers import check_solver
+from gati.cores import MOST_THREADS
 from gati.errors import BackendError, CompositionError, CutError, VariantError
 from gati.exploration.library import Library, file_sha256
 from gati.types import NAME_RULE, Placement, Trial, is_name, why_no_exits
@@ -41,8 +42,8 @@ def check_settings(settings: Settings) -> None:
             f"slowdown is {settings.slowdown!r}, but must be 0 or more, such as 0.08 for 8 % of the base "
             "model's time"
         )
-    if isinstance(settings.threads, int) and settings.threads < 1:
-        raise BackendError(f"threads is {settings.threads}; give at least 1, or auto")
+    if isinstance(settings.threads, int) and not 1 <= settings.threads <= MOST_THREADS:
+        raise BackendError(f"threads is {settings.threads}; give 1 to {MOST_THREADS}, or auto")
     check_solver(settings.solver)
 
 

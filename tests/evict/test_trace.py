@@ -62,6 +62,8 @@ def test_mooncakes_json_lines(tmp_path: Path, name: str) -> None:
         ("T.JSONL.GZ", True),
         ("t.jsonl.gz", False),
         ("t.jsonl.1", False),
+        ("t.jsonl-20261201", False),
+        ("t.jsonl-20261201-1764590400.gz", True),
         ("t.jsonl.2.gz", True),
     ],
 )

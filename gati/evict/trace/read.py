@@ -30,6 +30,7 @@ _SUFFIXES = (
 _WANTED = f"a file with a trace: {_SUFFIXES}"
 _AT_ONCE = 1_000  # rows of Parquet, which take much more memory as objects
 _DIGITS = 640  # the least limit that Python can have for the conversion of text to whole numbers
+_DATE = re.compile(r"-\d{8}(\d{2}|-\d+)?$")  # at the end of a rotated log's name
 _CSV_LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")  # with its end, which may be in quotation marks
 
 
@@ -129,8 +130,8 @@ def _opened(path: Path) -> tuple[str, Iterator[_Row]]:
 
 
 def _rows(path: Path, content: bytes | bytearray) -> Iterator[_Row]:
-    named = (suffix.lower() for suffix in path.suffixes)
-    suffixes = [suffix for suffix in named if suffix != ".gz" and not suffix[1:].isdecimal()]  # rotated logs
+    named = (_DATE.sub("", suffix).lower() for suffix in path.suffixes)  # of rotated logs
+    suffixes = [suffix for suffix in named if suffix != ".gz" and not suffix[1:].isdecimal()]
     suffix = suffixes[-1] if suffixes else ""
     if suffix == ".parquet":
         yield from _of_records(path, enumerate(_parquet(path, content), start=1))
