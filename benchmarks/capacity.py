@@ -40,6 +40,7 @@ REPLICAS = (10, 100, 1000)
 MANY = 16  # services used to measure the cost per service of an idle scheduler
 CLIENTS = 8
 POINTS = 200  # quantiles of the service times
+FEWEST = 100  # inputs to measure them with, of which the first ones warm up
 WARM_UP = 0.25  # share of the simulated requests
 
 Figures = dict[str, Any]
@@ -80,9 +81,10 @@ def main() -> None:
 
 def measure(asked: argparse.Namespace) -> Figures:
     """Measure the cost of a request."""
+    replica = replica_costs(asked.library, asked.composition, asked.data, asked.seconds)
     return {
         "scheduler": scheduler_costs(asked.seconds),
-        "replica": replica_costs(asked.library, asked.composition, asked.data, asked.seconds),
+        "replica": replica,
         "choosing_us": {str(count): choosing_us(count) for count in (2, *REPLICAS)},
     }
 
@@ -125,6 +127,8 @@ def replica_costs(library: Path, composition: str, data: str, seconds: float) ->
 
     preprocessing = Preprocessing.from_json(Library.open(library).manifest.preprocessing)
     known = load_data(data, preprocessing, what="data")
+    if len(known) < FEWEST:
+        raise SystemExit(f"{data} has {len(known)} inputs: give at least {FEWEST}")
     inputs = known.images(range(min(1000, len(known))))
     torch.set_num_threads(1)
     engine = gati.load(library, composition=composition)

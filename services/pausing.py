@@ -4,13 +4,15 @@ Its low priority does not suffice: it computes on a core that is idle, and share
 machines the core itself with what answers. Where a network was asked and another one trained on two cores,
 the 99th percentile was 1.75 times as high as without training, with pauses 1.05 times.
 
-All processes share a small file: who may be paused now, since when it is, and how many requests each process
-has. The adaptation process is paused where requests may take half of the cores or more, and never for long.
+All processes share a small memory: who may be paused now, since when it is, and how many cores the requests
+of each process take. The adaptation process is paused while these are half of the cores or more, because two
+of what the system calls cores often are one. It always gets a share of the time, and is never paused for long.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import fcntl
 import logging
 import mmap
@@ -21,40 +23,66 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
-_LONGEST_S = 0.2  # of a pause: a request may wait for a lock that the paused process holds
+_LONGEST_S = 0.2  # of a pause, and of several with less than `_LEAST_RUN_S` between them
 _LEAST_RUN_S = 0.02  # after so long a pause
 _TIMERS_S = 0.002  # that a timer may be early
 _PID = struct.Struct("<q")  # of the process that may be paused; 0: none
-_TIMES = struct.Struct("<dd")  # since when it is paused (0: it is not), until when it may not be paused
-_PID_AT, _TIMES_AT, _COUNTS_AT = 0, 8, 64
-_PROCESSES = 192  # most inference processes; each has a byte for the number of its requests
-_SIZE = _COUNTS_AT + _PROCESSES
+_TIMES = struct.Struct("<dddd")  # `_Times`
+_PID_AT, _TIMES_AT, _CORES_AT = 0, 8, 64
+_PROCESSES = 192  # most inference processes; each has a byte for the number of cores that its requests take
+_SIZE = _CORES_AT + _PROCESSES
 _MOST = 255
+_PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger("gati.pausing")
 
 
-def make_shared(folder: Path) -> Path:
-    """Return the new file that the processes share, in a folder that only this user may enter."""
-    path = folder / "shared"
-    path.write_bytes(bytes(_SIZE))
-    return path
-
-
+@cache
 def can_pause() -> bool:
-    """Whether this system has what pauses need: Linux 5.3 or newer."""
-    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+    """Whether this system has what pauses need: Linux 5.3 or newer, and no sandbox that forbids it."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def shared_memory() -> Iterator[Path | None]:
+    """Inside the context, the memory that the processes of this user share; None where they cannot pause."""
+    if not can_pause():
+        yield None
+        return
+    memory = os.memfd_create("gati-pausing")
+    try:
+        os.ftruncate(memory, _SIZE)
+        yield Path(f"/proc/{os.getpid()}/fd/{memory}")
+    finally:
+        os.close(memory)
+
+
+class _Times(NamedTuple):
+    """When the adaptation process was paused and ran, in seconds of the system's clock."""
+
+    since_s: float = 0.0  # since when it has been paused, but for short times; 0: never
+    runs_s: float = 0.0  # since when it runs; 0 during a pause
+    ran_s: float = 0.0  # the sum of those short times
+    until_s: float = 0.0  # it is not paused before
 
 
 class _Shared:
-    """The file in memory. Locks on its bytes, which end with a process, say which processes live."""
+    """The shared memory. Locks on its bytes, which end with a process, say which processes live."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # stays open: closing it would release all locks
-        self.memory = mmap.mmap(self._file, _SIZE)
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self.memory = mmap.mmap(self._file, _SIZE)  # both stay open: closing one would release all locks
 
     def lock(self, at: int) -> bool:
         """Lock a byte until this process ends or `unlock`; False if another process has it."""
@@ -77,22 +105,48 @@ class _Shared:
     def pid(self, pid: int) -> None:
         _PID.pack_into(self.memory, _PID_AT, pid)
 
+    @property
+    def times(self) -> _Times:
+        """When it was paused and ran."""
+        return _Times(*_TIMES.unpack_from(self.memory, _TIMES_AT))
+
+    @times.setter
+    def times(self, times: _Times) -> None:
+        _TIMES.pack_into(self.memory, _TIMES_AT, *times)
+
+    @property
+    def cores(self) -> int:
+        """How many cores the requests of all processes take."""
+        return sum(self.memory[_CORES_AT:_SIZE])
+
+
+def _opened(path: Path | None) -> _Shared | None:
+    if path is None or not can_pause():
+        return None
+    try:
+        return _Shared(path)
+    except OSError as error:
+        _without_pauses(error)
+        return None
+
+
+def _without_pauses(error: OSError) -> None:
+    _log.info("retraining is not paused while requests are answered", extra={"reason": str(error)})
+
 
 class Pausable:
     """The adaptation process, which may be paused while it computes. Without a `path` it never is."""
 
     def __init__(self, path: Path | None) -> None:
-        self._shared = _Shared(path) if path is not None and can_pause() else None
-        if self._shared is not None:
-            if self._shared.lock(_PID_AT):
-                self._shared.pid = 0  # of one that was killed
-            else:
-                self._shared = None
+        self._shared = _opened(path)
+        self._locked = False
+        if self._shared is not None:  # it could not see that its parent is gone while it is paused
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Inside the context, this process may be paused."""
-        if self._shared is None:
+        if self._shared is None or not self._lock(self._shared):
             yield
             return
         self._shared.pid = os.getpid()
@@ -101,99 +155,105 @@ class Pausable:
         finally:
             self._shared.pid = 0
 
+    def _lock(self, shared: _Shared) -> bool:
+        """Whether this process has the lock, which others take for a moment to see whether it lives."""
+        if not self._locked and shared.lock(_PID_AT):
+            shared.pid, self._locked = 0, True
+        return self._locked
+
 
 class Pausing:
     """Pauses the adaptation process; a `with` block for each request, on the event loop.
 
-    It is paused while the requests of all processes are half as many as `cores` or more, because two of what
-    the system calls cores often are one. A pause lasts at most 0.2 s; then it runs for 20 ms or longer.
-    Without a `path` nothing is paused.
+    Requests take `cores_each` of the `cores` each, and `most_cores` together. Without a `path` nothing is
+    paused.
     """
 
-    def __init__(self, path: Path | None, cores: int) -> None:
-        self._cores = cores
+    def __init__(self, path: Path | None, cores: int, *, most_cores: int = _MOST, cores_each: int = 1) -> None:
+        self._cores, self._most, self._each = cores, min(most_cores, _MOST), cores_each
         self._requests = 0
         self._paused = False  # by this process, and not let run since
         self._handle: int | None = None  # of the other process; never that of one with the same number
         self._handled_pid = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._shared = _Shared(path) if path is not None and can_pause() else None
-        self._own = self._place() if self._shared is not None else 0
-        if self._own:
-            self._count()
-            self._run()  # the process that was here before may have been killed during a pause
-        else:
+        self._shared = _opened(path)
+        self._own = 0 if self._shared is None else self._place(self._shared)
+        if not self._own:
             self._shared = None
+        if self._shared is not None:
+            self._run(self._shared, _Times())  # the process before it may have been killed during a pause
 
     def __enter__(self) -> None:
         self._requests += 1
-        if self._shared is not None:
-            self._count()
-            self._look()
+        self._look()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._requests -= 1
-        if self._shared is not None:
-            self._count()
-            self._look()
+        self._look()
 
     # ----------------------------------------------------------------------------------------------------
 
-    def _place(self) -> int:
-        """The byte of this process; 0 if all are taken."""
-        if self._shared is None:
-            return 0
-        places = range(_COUNTS_AT, _COUNTS_AT + _PROCESSES)
-        return next((at for at in places if self._shared.lock(at)), 0)
-
-    def _count(self) -> None:
-        if self._shared is not None:
-            self._shared.memory[self._own] = min(self._requests, _MOST)
+    @staticmethod
+    def _place(shared: _Shared) -> int:
+        """The byte of this process, 0 if all are taken. Requests of processes that have ended are forgotten."""
+        own = 0
+        for at in range(_CORES_AT, _SIZE):
+            if shared.lock(at):
+                shared.memory[at] = 0
+                if own:
+                    shared.unlock(at)
+                own = own or at
+        return own
 
     def _look(self) -> None:
-        """Pause the other process, or let it run."""
-        if self._shared is None or not (self._shared.pid or self._paused):
+        """Say how many cores are taken, and pause the other process or let it run."""
+        shared = self._shared
+        if shared is None:
             return
-        since_s, until_s = _TIMES.unpack_from(self._shared.memory, _TIMES_AT)
-        now_s = time.monotonic()
-        if not (self._shared.pid and self._busy()):
-            if self._paused or since_s:
-                self._run()
-        elif since_s and now_s - since_s >= _LONGEST_S:
-            self._run(now_s + _LEAST_RUN_S)
-        elif now_s >= until_s:
-            self._pause(since_s or now_s)
-
-    def _busy(self) -> bool:
-        if self._shared is None:
-            return False
-        return 2 * sum(self._shared.memory[_COUNTS_AT:_SIZE]) >= self._cores
-
-    def _pause(self, since_s: float) -> None:
-        if self._shared is None or not self._send(signal.SIGSTOP):
+        shared.memory[self._own] = min(self._requests * self._each, self._most)
+        if not (shared.pid or self._paused):
             return
-        self._paused = True
-        _TIMES.pack_into(self._shared.memory, _TIMES_AT, since_s, 0.0)
+        times, now_s = shared.times, time.monotonic()
+        if not (shared.pid and 2 * shared.cores >= self._cores):
+            if self._paused or not times.runs_s:
+                self._run(shared, times._replace(runs_s=times.runs_s or now_s))
+            return
+        since_s, ran_s = times.since_s, times.ran_s + (now_s - times.runs_s if times.runs_s else 0.0)
+        if not since_s or ran_s >= _LEAST_RUN_S:
+            since_s, ran_s = now_s, 0.0
+        if now_s - since_s >= _LONGEST_S:
+            self._run(shared, _Times(runs_s=now_s, until_s=now_s + _LEAST_RUN_S))
+        elif now_s >= times.until_s:
+            self._pause(shared, _Times(since_s, ran_s=ran_s, until_s=times.until_s), now_s)
+
+    def _pause(self, shared: _Shared, times: _Times, now_s: float) -> None:
+        if not self._sent(shared, signal.SIGSTOP):
+            return
+        self._paused, shared.times = True, times
         if self._timer is None:  # a request may take longer than a pause, and no other one come
-            self._timer = asyncio.get_running_loop().call_later(_LONGEST_S + _TIMERS_S, self._look_again)
+            left_s = times.since_s + _LONGEST_S - now_s
+            self._timer = asyncio.get_running_loop().call_later(left_s + _TIMERS_S, self._look_again)
 
     def _look_again(self) -> None:
         self._timer = None
         self._look()
 
-    def _run(self, until_s: float = 0.0) -> None:
-        """Let the other process run, at least until then."""
+    def _run(self, shared: _Shared, times: _Times) -> None:
+        """Let the other process run."""
         self._paused = False
-        if self._shared is not None and self._send(signal.SIGCONT):
-            _TIMES.pack_into(self._shared.memory, _TIMES_AT, 0.0, until_s)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._sent(shared, signal.SIGCONT):
+            shared.times = times
 
-    def _send(self, number: signal.Signals) -> bool:
+    def _sent(self, shared: _Shared, number: signal.Signals) -> bool:
         """Send a signal to the other process; False if there is none."""
         try:
-            if self._handle is None or self._shared_pid() not in (0, self._handled_pid):
-                self._open()
+            if self._handle is None or shared.pid not in (0, self._handled_pid):
+                self._open(shared)
             if self._handle is None:
                 return False
             signal.pidfd_send_signal(self._handle, number)
@@ -201,24 +261,24 @@ class Pausing:
             self._forget()
             return False
         except OSError as error:  # forbidden by some sandboxes
-            _log.info("retraining is not paused while requests are answered", extra={"reason": str(error)})
+            _without_pauses(error)
             self._forget()
+            shared.memory[self._own] = 0
             self._shared = None
             return False
         return True
 
-    def _shared_pid(self) -> int:
-        return 0 if self._shared is None else self._shared.pid
-
-    def _open(self) -> None:
+    def _open(self, shared: _Shared) -> None:
         """Open a handle of the process that may be paused now, if there is one."""
         self._forget()
-        if self._shared is None or not (pid := self._shared.pid):
+        if not (pid := shared.pid):
             return
         self._handle, self._handled_pid = os.pidfd_open(pid), pid
-        if self._shared.lock(_PID_AT):  # it has ended, and another one may have its number
-            self._shared.pid = 0
-            self._shared.unlock(_PID_AT)
+        ended = shared.lock(_PID_AT)
+        if ended:  # another process may have its number
+            shared.pid = 0
+            shared.unlock(_PID_AT)
+        if ended or shared.pid != pid:
             self._forget()
 
     def _forget(self) -> None:

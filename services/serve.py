@@ -8,7 +8,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from services.cores import own_cores
 from services.hosted import Hosted, Hosting
 from services.inference.settings import InferenceSettings
 from services.model_settings import ModelSettings
-from services.pausing import make_shared
+from services.pausing import shared_memory
 from services.process import on_signals
 from services.scheduler.admission import check_exposure
 from services.scheduler.app import create_app
@@ -49,7 +49,6 @@ from services.scheduler.pipelines import ServedPipeline
 from services.scheduler.replicas import Link
 from services.scheduler.scaling import Autoscaler, Bounds
 from services.scheduler.scheduler import Scheduler
-from services.scratch import Scratch
 from services.supervisor import Supervised
 from services.web import answering, listen, renew_certificate, url_of, web_server
 from services.wire.handshake import client_tls, read_secret
@@ -137,7 +136,7 @@ def _hosting(config: ServeConfig) -> Iterator[Hosting]:
         with ExitStack() as stack:
             pausing = None
             if config.adaptation is not None and config.adaptation.niceness:  # otherwise it need not give way
-                pausing = make_shared(stack.enter_context(closing(Scratch("pausing"))).path)
+                pausing = stack.enter_context(shared_memory())
             yield ThisMachine(pausing)
         return
     if find_spec("ray") is None:

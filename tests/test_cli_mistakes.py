@@ -8,6 +8,8 @@ import ssl
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -372,28 +374,47 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(
     assert "no gati serve responds at http://elsewhere.invalid" in capsys.readouterr().err
 
 
-def test_a_certificate_that_is_not_trusted_is_told_from_a_server_that_is_not_there(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    pytest.importorskip("httpx")
-    certificate, key = certify(tmp_path)
+@contextmanager
+def serving(certificate: Path, key: Path) -> Iterator[str]:
+    """The URL of a server of this machine with that certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with HTTPServer(("127.0.0.1", 0), Server) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        url = f"https://127.0.0.1:{server.server_port}"
         try:
-            monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-            assert run(["adapt", "status", "--url", url]) == 2
-            said = capsys.readouterr().err
-            assert f"the certificate of {url} is not trusted" in said and "SSL_CERT_FILE" in said
-            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-            assert AskedServer(url, None).ask("GET", "/") == {}
+            yield f"https://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_a_certificate_that_is_not_trusted_is_told_from_a_server_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("httpx")
+    certificate, key = certify(tmp_path)
+    with serving(certificate, key) as url:
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        assert run(["adapt", "status", "--url", url]) == 2
+        said = capsys.readouterr().err
+        assert f"the certificate of {url} is not trusted" in said and "SSL_CERT_FILE" in said
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert AskedServer(url, None).ask("GET", "/") == {}
+
+
+def test_a_certificate_for_another_name_needs_no_authority(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It was said to be not trusted, with the advice that its users had followed already."""
+    pytest.importorskip("httpx")
+    certificate, key = certify(tmp_path, "DNS:elsewhere.invalid")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with serving(certificate, key) as url:
+        assert run(["adapt", "status", "--url", url]) == 2
+    said = capsys.readouterr().err
+    assert f"the certificate of {url} is not valid for it (" in said and "SSL_CERT_FILE" not in said
 
 
 @pytest.mark.parametrize("status", [200, 404])

@@ -59,7 +59,7 @@ from gati.guard.auditor import NO_ANSWER, RECALL
 from gati.guard.draws import Draws
 from gati.guard.ladder import Judgement
 from gati.guard.proof import Duration
-from gati.guard.standing import Standing
+from gati.guard.standing import Standing, is_reference
 from gati.priority import RunningRequests
 from gati.samples.record import Record
 from gati.samples.writer import BackgroundWriter
@@ -223,9 +223,8 @@ class Adaptation:
                 proof=self._succession.how_far,
                 promise=self._promise.accuracy if self._may_answer_early else None,
                 on_trial=self._succession.on_trial,
-                resting=self._has_caches
-                and self._succession.may_hit
-                and (self._follow.late or not self._rest.lookups_pay),
+                resting=self._waiting
+                or (self._has_caches and self._succession.may_hit and not self._rest.lookups_pay),
             )
 
     @property
@@ -235,8 +234,15 @@ class Adaptation:
 
     @property
     def _may_answer_early(self) -> bool:
-        """Whether caches or memory may answer."""
-        return self._succession.may_hit or (self._recall is not None and self._recall.serves)
+        """Whether another answer than the reference's may be given: by caches, memory, reduced precision."""
+        if self._recall is not None and self._recall.serves:
+            return True
+        return self._succession.may_hit and not is_reference(self.served.composition)
+
+    @property
+    def _waiting(self) -> bool:
+        """Whether early answers pause until their audits have caught up."""
+        return self._follow.late and self._may_answer_early
 
     def base_ms(self, x: Tensor) -> float:
         """How long the base model takes to answer an input [1, ...], on the same backend and all cores."""
@@ -264,7 +270,7 @@ class Adaptation:
         began, self._counts.now_s = self._clock(), time_s
         looked = None if self._recall is None else self._recall.look(x, place)
         decided = self._follow.decide(self._sampling(), lookups_pay=self._rest.lookups_pay, looked=looked)
-        if self._follow.late and self._may_answer_early:
+        if self._waiting:
             self._waits()
         current = decided.deployed
         ticket = Ticket(x, self._counts.requests + 1, time_s, source, NO_ANSWER, looked, place)

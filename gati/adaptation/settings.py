@@ -206,7 +206,7 @@ class Status(NamedTuple):
     proof: str = ""  # progress of the current proof
     promise: float | None = None  # the agreement promised of early answers; None while none are given
     on_trial: OnTrial | None = None
-    resting: bool = False  # lookups pause, or wait for audits: the caches may answer, and do not
+    resting: bool = False  # lookups pause, or early answers, memory's too, until audits have caught up
 
 
 def model_name(directory: str | Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from typing import Any
 from gati.errors import GatiError, RequestError, UnavailableError
 
 TIMEOUT_S = 60.0  # more than the server may take by default
+_NOT_TRUSTED = re.compile("self.signed|unable to get")  # else it has expired, or is for other names
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,16 @@ class AskedServer:
                 f"gati serve at {self.url} has not replied for {self.timeout_s:g} s; see its log"
             ) from error
         except httpx.ConnectError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            if "CERTIFICATE_VERIFY_FAILED" not in str(error):
+                raise self._silent(error) from error
+            if _NOT_TRUSTED.search(str(error)) is None:
                 raise UnavailableError(
-                    f"the certificate of {self.url} is not trusted ({error}); name the file of its "
-                    "authority's certificate in SSL_CERT_FILE"
+                    f"the certificate of {self.url} is not valid for it ({error})"
                 ) from error
-            raise self._silent(error) from error
+            raise UnavailableError(
+                f"the certificate of {self.url} is not trusted ({error}); name the file of its authority's "
+                "certificate in SSL_CERT_FILE"
+            ) from error
         # ImportError and OSError: a SOCKS proxy or a file of certificates that the environment names.
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError, OSError) as error:
             raise self._silent(error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import get_args
 
@@ -13,6 +14,7 @@ from gati.composition.solvers import check_solver
 from gati.cores import MOST_THREADS
 from gati.errors import BackendError, CompositionError, CutError, VariantError
 from gati.exploration.library import Library, file_sha256
+from gati.exploration.weights import check_same_weights
 from gati.types import NAME_RULE, Placement, Trial, is_name, why_no_exits
 from gati.units import format_bytes
 
@@ -91,13 +93,11 @@ def _check_families(trials: tuple[Trial, ...]) -> None:
 def check_checkpoint(library: Library) -> None:
     """Raise LibraryError if the checkpoint's file has changed since explore: later verbs would refuse it.
 
-    One that is not there may come back; composing alone does not need it.
+    One that is not there, or that this user may not read, is passed over: composing alone does not need it.
     """
     path = library.manifest.checkpoint_path
-    if path is not None and Path(path).is_file():
-        from gati.exploration.network import check_weights  # imports torch
-
-        check_weights(library, file_sha256(Path(path)))
+    if path is not None and os.path.isfile(path) and os.access(path, os.R_OK):
+        check_same_weights(library, file_sha256(Path(path)))
 
 
 def check_memory(trials: tuple[Trial, ...], limit_bytes: int | None) -> None:

@@ -42,14 +42,17 @@ class ContinuationClient:
         try:
             # for https only: the certificates of all authorities take long to read
             verify = url.lower().startswith("https:") and httpx.create_ssl_context()
-            # a proxy would look for this machine's service on its own; with a transport, none is used
+            # a proxy would look for this machine's service on the proxy's; with a transport, none is used
             direct = httpx.HTTPTransport(verify=verify) if _is_here(httpx.URL(url).host) else None
             self._client = httpx.Client(
                 base_url=url, headers=headers, timeout=timeout_s, verify=verify, transport=direct
             )
         # ImportError and OSError: of a SOCKS proxy and of a file of certificates
         except (httpx.InvalidURL, ValueError, ImportError, OSError) as error:
-            raise EvictError(f"the eviction service at {url} cannot be asked: {error}") from error
+            raise EvictError(
+                f"the eviction service at {url} cannot be asked ({error}): correct the address, or the proxy "
+                "or the certificates that ALL_PROXY, HTTP_PROXY, HTTPS_PROXY or SSL_CERT_FILE name"
+            ) from error
 
     def probability(self, messages: Sequence[Message]) -> float:
         """The probability that another prompt follows the newest one; like `probabilities`, for one."""

@@ -14,5 +14,5 @@ The modules, in the order in which an exploration needs them:
   `remembered`; its steps: `recipes`, `muon`, `average`, `fronts`, `graphs`, `precision`, `failures`;
 - what trained caches are worth and cost: `measure`, `lookups`, `completion`;
 - what all of them use: `devices`, `modes`, `memory`, `crowding`, `progress`;
-- the result on disk, which every later verb reads: `library`.
+- the result on disk, which every later verb reads: `library`, `weights`.
 """

@@ -82,10 +82,18 @@ def check_nothing_depends_on(library: Library, claim: RunState | None = None) ->
 def _differing(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
     """The first setting in which two explorations differ, None if they are the same.
 
-    That another version of Gati made a library is no reason to make it again.
+    That another version of Gati made a library is no reason to make it again, nor that it did not look for
+    how the network's processor rounds.
     """
+    before, now = _without_rounding(known), _without_rounding(wanted)
     names = sorted((known.keys() | wanted.keys()) - _OF_VERSION)
-    return next((name for name in names if known.get(name) != wanted.get(name)), None)
+    return next((name for name in names if before.get(name) != now.get(name)), None)
+
+
+def _without_rounding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    preprocessing = dict(settings.get("preprocessing") or {})
+    preprocessing.pop("crop_rounds_down", None)
+    return {**settings, "preprocessing": preprocessing}
 
 
 def _found_again(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from gati.errors import BackendError, LibraryError, ModelError
 from gati.exploration.library import HiddenProbe, Library, NetworkProbe
 from gati.exploration.state import gone
+from gati.exploration.weights import check_same_weights
 from gati.model.entry import INPUT_KIND
 from gati.model.hooks import collect_hidden
 from gati.model.lengths import with_lengths
@@ -54,7 +55,7 @@ def load_network(library: Library, device: torch.device) -> Network:
             f"the library in {library.directory} was made from {place}, which is not there any more: put it "
             "back, or repeat the gati explore command of this library with its new place"
         ) from error
-    check_weights(library, loaded.checkpoint_sha256)
+    check_same_weights(library, loaded.checkpoint_sha256)
     preprocessing = library.preprocessing
     tensors = preprocessing.tensors
     module = loaded.module if tensors is None else packed(loaded.module, tensors)
@@ -72,17 +73,6 @@ def load_network(library: Library, device: torch.device) -> Network:
             "code, or run gati explore again with another --out"
         )
     return Network(module, with_lengths(traced, module, example, preprocessing))
-
-
-def check_weights(library: Library, sha256: str) -> None:
-    """Raise `LibraryError` unless `sha256`, of the network's weights now, is that of the library."""
-    manifest = library.manifest
-    if sha256 != manifest.checkpoint_sha256:
-        raise LibraryError(
-            f"the library in {library.directory} was made from weights {manifest.checkpoint_sha256[:12]}, "
-            f"but {manifest.checkpoint_path or manifest.model_source} now has {sha256[:12]}; restore the old "
-            "checkpoint, or run gati explore again with another --out"
-        )
 
 
 def probe_of(network: Network, example: Tensor) -> NetworkProbe:

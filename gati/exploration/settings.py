@@ -33,7 +33,7 @@ def settings_of(
     settings: dict[str, Any] = {
         "model": loaded.source,
         "checkpoint_sha256": loaded.checkpoint_sha256,
-        "preprocessing": _asked(loaded.preprocessing),
+        "preprocessing": _without_ranges(loaded.preprocessing).to_json(),
         **others,
         "gati": __version__,
     }
@@ -47,21 +47,18 @@ def settings_of(
                 each.variant,
                 each.loaded.source,
                 each.loaded.checkpoint_sha256,
-                _asked(each.loaded.preprocessing),
+                # its outcomes and its own preprocessing are stored together
+                replace(_without_ranges(each.loaded.preprocessing), crop_rounds_down=False).to_json(),
             ]
             for each in companions
         ]
     return settings
 
 
-def _asked(preprocessing: Preprocessing) -> dict[str, Any]:
-    """Without what is found and not asked for, the ranges of arrays and how a network's processor rounds.
-
-    An older Gati did not look for them, and its libraries are the same.
-    """
+def _without_ranges(preprocessing: Preprocessing) -> Preprocessing:
+    """Without the ranges of arrays: an older Gati did not look for them, and its libraries are the same."""
     tensors = preprocessing.tensors
-    asked = replace(preprocessing, tensors=tensors and tensors.without_ranges(), crop_rounds_down=False)
-    return asked.to_json()
+    return replace(preprocessing, tensors=tensors and tensors.without_ranges())
 
 
 def sources_of(given: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:

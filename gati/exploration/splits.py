@@ -239,7 +239,7 @@ def held_out(library: Library) -> tuple[Data, npt.NDArray[np.uint8]]:
             f"the library was explored from an object ({source.partition(',')[0]}), so its held-out inputs "
             "cannot be read again; explore from a file, a folder or package.module:callable"
         )
-    _check_there(library, source)
+    _check_there(library, source, "repeat the gati explore command of this library with its new place")
     held = load_data(source, library.preprocessing, what="held-out data")
     record = library.input_record()
     if record is None:
@@ -290,15 +290,16 @@ def _source(library: Library, name: str, given: Any | None) -> Any:
     if name in settings.get("objects", ()):
         was = settings[name].partition(",")[0]
         raise DataError(f"the library was explored from an object ({was}): pass {name}= again")
-    _check_there(library, settings.get(name))
+    _check_there(library, settings.get(name), f"give its new place with --{name.replace('_', '-')}")
     return settings.get(name)
 
 
-def _check_there(library: Library, source: str | None) -> None:
+def _check_there(library: Library, source: str | None, otherwise: str) -> None:
+    """Raise `DataError` if nothing is at `source`; the message says what to do `otherwise`."""
     if (place := gone(source)) is not None:
         raise DataError(
             f"the library in {library.directory} was explored with {place}, which is not there any more: put "
-            "it back, or repeat the gati explore command of this library with its new place"
+            f"it back, or {otherwise}"
         )
 
 

@@ -53,7 +53,16 @@ def gone(source: str | None) -> str | None:
         return None
     place, _, _ = source.rpartition(":")
     path = Path(place if place.endswith(".py") else source)
-    return str(path) if path.is_absolute() and not path.exists() else None
+    return str(path) if path.is_absolute() and _is_missing(path) else None
+
+
+def _is_missing(path: Path) -> bool:
+    """Whether nothing is there; False if its folder is closed to this user: opening it tells why."""
+    try:
+        path.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
+    return False
 
 
 class FinishedTrial(NamedTuple):

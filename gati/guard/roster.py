@@ -157,10 +157,10 @@ class Roster(ABC, Generic[Version]):
         else:
             self._serves(before)
         requests = "the requests that memory leaves" if after_memory else "all requests, without memory"
-        has_caches = self.trial is not None or self._costs is None or not is_reference(self._costs)
-        if has_caches and self.serving.may_hit:
+        without_caches = self._costs is not None and is_reference(self._costs)
+        if self.serving.may_hit and not without_caches:
             self.tell("returned", f"caches answer {requests}: they are proven on them")
-        elif has_caches:
+        elif not without_caches or self.trial is not None:
             self.tell("probation", f"caches must prove themselves on {requests}: {self.how_far}")
         self.settle()
 

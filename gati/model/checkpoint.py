@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import pickle
 import warnings
 from collections import OrderedDict
@@ -56,14 +57,14 @@ def load_checkpoint(path: str | Path, wanted: Mapping[str, Any] | None = None) -
     one that is written meanwhile, or several mappings of unusual names that fit.
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise CheckpointError(f"checkpoint {path} is a folder; give the file with the weights inside it")
-    if not path.exists():
-        raise CheckpointError(f"no checkpoint at {path}; check the path")
     try:
         written = _last_written(path)
         with path.open("rb") as handle:
             sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"no checkpoint at {path}; check the path") from error
     except OSError as error:
         raise CheckpointError(
             f"cannot read checkpoint {path}: {error.strerror}; check its permissions"

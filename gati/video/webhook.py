@@ -200,10 +200,13 @@ def _client(headers: Mapping[str, str] | None, timeout_s: float) -> httpx.Client
         import httpx
     except ImportError:
         raise VideoError('webhooks need the package httpx; run: pip install "gati[stream]"') from None
-    given = {"content-type": "application/json", **(headers or {})}
+    try:
+        given = httpx.Headers({"content-type": "application/json", **(headers or {})})
+    except (TypeError, ValueError) as error:
+        raise VideoError(f"these headers cannot be sent: {first_line(error)}") from error
     try:
         return httpx.Client(headers=given, timeout=timeout_s, follow_redirects=False)
-    except (ImportError, OSError, ValueError) as error:
+    except (httpx.InvalidURL, ImportError, OSError, ValueError) as error:
         raise VideoError(
             "webhooks cannot be posted with the proxy or the certificates that the environment names "
             f"({first_line(error)}); correct ALL_PROXY, HTTP_PROXY, HTTPS_PROXY or SSL_CERT_FILE"

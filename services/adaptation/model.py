@@ -49,7 +49,7 @@ class ModelAdaptation:
         self._deployments = Deployments(self._served, self._repository, model.name, self._scratch.path)
         promise = promise_of(self._served, self._settings)
         self._renewal = Renewal(
-            self._deployments, self._served, self._settings, promise, clock=time.perf_counter
+            self._deployments, self._served, self._settings, promise, clock=time.thread_time
         )
         self._token = self._repository.active_token(model.name)
         active, why_not = self._deployments.active()

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import uvloop
 
+from gati.cores import MOST_THREADS
 from gati.engine.threads import granted_threads
 from gati.errors import EvictError, UnavailableError
 from gati.evict.engine.access import AccessFile
@@ -31,8 +32,6 @@ from services.web import answering, listen, url_of, web_server
 
 _log = logging.getLogger("gati.completions")
 
-_MOST_THREADS = 1024
-
 
 @dataclass(frozen=True)
 class CompletionsSettings:
@@ -50,8 +49,8 @@ class CompletionsSettings:
 
     def __post_init__(self) -> None:
         """Raises EvictError for a number of threads that no machine can use."""
-        if self.threads is not None and not 1 <= self.threads <= _MOST_THREADS:
-            raise EvictError(f"threads is {self.threads}; give 1 to {_MOST_THREADS}")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise EvictError(f"threads is {self.threads}; give 1 to {MOST_THREADS}")
 
 
 def completions_app(

@@ -217,10 +217,7 @@ class RequestQueue:
     def promote(self, ask: Ask) -> None:
         """Let an input that still waits start before all requests."""
         if ask.started_s is None and not ask.answer.done():
-            self._wait(ask, -1)
-            ask.priority = _BEFORE_REQUESTS
-            self._wait(ask, 1)
-            heapq.heappush(self._waiting, (ask.priority, next(self._order), ask))
+            heapq.heappush(self._waiting, (_BEFORE_REQUESTS, next(self._order), ask))
 
     async def close(self) -> None:
         """Refuse new inputs, wait until all are answered, and stop the runner."""
@@ -284,7 +281,8 @@ class RequestQueue:
         if error is None and ask.started_s is not None:
             took_s = time.monotonic() - ask.started_s
             self.times.add(took_s, running=(at_start + len(self._running) + 1) / 2)
-            self.times.surprise.add(time.monotonic() - ask.arrived_s - ask.expected_s)
+            if ask.deadline_s != math.inf:  # what no client waits for may wait for long
+                self.times.surprise.add(time.monotonic() - ask.arrived_s - ask.expected_s)
         if not ask.answer.done():
             if error is None:
                 self._settle(ask)

@@ -87,7 +87,13 @@ class InferenceService:
         self._versions = Versions(settings, self._counts, self._writer)
         self._polling: list[asyncio.Task[None]] = []
         self._requests = Requests()
-        self._pausing = Pausing(settings.pausing, core_count())
+        threads = settings.thread_count
+        self._pausing = Pausing(
+            settings.pausing,
+            core_count(),
+            most_cores=threads,
+            cores_each=threads if settings.workers == 1 else 1,
+        )
         # It refuses nothing that a queue has admitted: each priority can fill one.
         self._pool = BoundedPool("gati-rows", waiting=_LOWEST * settings.queue_capacity)
         self._state = "starting"

@@ -266,22 +266,25 @@ def test_memory_has_room_for_as_many_places_as_it_is_asked_to(served: Served, to
     assert recalled[2] == 0 and recalled[3] > 400
 
 
-def test_without_caches_nothing_is_said_of_them(served: Served, told: Told) -> None:
-    """They rested, and were on probation for ever, though the base model answers in any case."""
-    none = replace(
+def without_caches(served: Served) -> Served:
+    return replace(
         served,
         composition=replace(served.composition, exits=(), certificate=None),
         engine=Engine(served.engine.traced, [], outputs_kind="logits"),
     )
+
+
+def test_without_caches_nothing_is_said_of_them(served: Served, told: Told) -> None:
+    """They rested, and were on probation for ever, though the base model answers in any case."""
+    none = without_caches(served)
     pictures = stream(FAMILIAR, 6, seed=5)
     noise = torch.randn(1200, *pictures.shape[1:], generator=torch.Generator().manual_seed(0))
     inputs = pictures.repeat_interleave(20, 0).repeat(10, 1, 1, 1) + 0.005 * noise
     with adapting(none, told, replace(SETTINGS, rest=True, falls_to=0.0)) as adaptation:
-        spent = adaptation._succession.standing.spending.used
         for number, x in enumerate(inputs.split(1)):
             adaptation.answer(x, time_s=0.1 * number, place="gate")
-        status = adaptation.status
-        assert adaptation._succession.standing.spending.used == spent, "nothing but memory is proven"
+        status, serving = adaptation.status, adaptation._succession.serving
+        assert serving.after_memory and serving.of_rest.proof is None, "nothing but memory is proven"
     assert set(told.kinds) <= {"recalling", "tightened"} and status.recalled > 600
     assert (status.state, status.proof, status.on_trial, status.resting) == ("serving", "", None, False)
 
@@ -579,6 +582,24 @@ def test_it_is_not_told_that_early_answers_wait_for_audits_where_there_are_none(
     with adapting(served, told, replace(SETTINGS, accuracy=0.97)) as adaptation:
         list(feed(adaptation, stream(FAMILIAR, 20, seed=3)))
     assert "resting" not in told.kinds
+
+
+def test_without_caches_memory_waits_for_audits_as_soon_as_it_answers(
+    served: Served, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event said so, and the status never did."""
+    noise = torch.randn(600, *served.engine.traced.input_shape, generator=torch.Generator().manual_seed(0))
+    inputs = stream(FAMILIAR, 1, seed=5) + 0.005 * noise
+    seen = []
+    with adapting(without_caches(served), told, replace(SETTINGS, falls_to=0.0)) as adaptation:
+        for number, x in enumerate(inputs.split(1)):
+            monkeypatch.setattr(Inline, "late", number in (50, 598))
+            adaptation.answer(x, time_s=0.1 * number, place="gate")
+            seen.append(adaptation.status)
+    assert seen[-1].recalled > 100 and [number for number, each in enumerate(seen) if each.resting] == [598]
+    assert (seen[50].promise, seen[598].promise) == (None, SETTINGS.accuracy)
+    assert told.first("recalling").request > 50
+    assert [change.request for change in told.changes if change.kind == "resting"] == [598]
 
 
 def test_other_threads_come_first_as_long_as_there_is_work_beside() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +30,7 @@ from gati.exploration.library import Library
 from gati.exploration.state import FinishedTrial, RunState
 from gati.types import Trial, TrialId
 from tests.composition.libraries import make_library, rewrite
+from tests.permissions import close
 
 published = pytest.mark.parametrize("objective", ["relaxed", "full"])
 
@@ -258,15 +260,25 @@ def test_a_checkpoint_that_has_changed_is_refused_before_anything_is_measured(
     assert not (library.directory / "compositions").exists()
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_checkpoint_that_is_the_same_or_elsewhere_does_not_keep_from_composing(library, tmp_path, there):
-    checkpoint = tmp_path / "weights.pt"
-    checkpoint.write_bytes(b"trained")
+@pytest.mark.parametrize("at", ["there", "elsewhere", "in a closed folder", "closed"])
+def test_a_checkpoint_that_is_the_same_or_cannot_be_read_does_not_keep_from_composing(
+    library, tmp_path, monkeypatch, at
+):
+    """Whoever composes needs no network, and may be another user than who explored."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    checkpoint = folder / "weights.pt"
+    checkpoint.write_bytes(b"trained" if at == "there" else b"trained further")
     sha256 = hashlib.sha256(b"trained").hexdigest()
     changes = {"checkpoint_path": str(checkpoint), "checkpoint_sha256": sha256}
     library.write_manifest(replace(library.manifest, **changes))
-    if not there:
+    if at == "elsewhere":
         checkpoint.unlink()
+    elif at == "in a closed folder":
+        close(monkeypatch, folder)
+    elif at == "closed":
+        access = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: path != str(checkpoint) and access(path, mode))
     assert compose(library.directory, accuracy=0.9, objective="full").exits
 
 

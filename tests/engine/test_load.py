@@ -38,6 +38,7 @@ from services.inference.settings import InferenceSettings
 from tests.engine import networks
 from tests.engine.networks import BLOCKS, CLASSES, network, traced_network
 from tests.engine.served import exit_at, images, rewrite
+from tests.permissions import close
 
 
 def one_request() -> Tensor:
@@ -183,6 +184,28 @@ def test_a_network_that_has_moved_is_named_with_the_library_that_needs_it(
         f"the library in {directory} was made from {gone}, which is not there any more: put it back, or "
         "repeat the gati explore command of this library with its new place"
     )
+
+
+@pytest.mark.parametrize("closed", ["checkpoint", "code"])
+def test_a_network_in_a_closed_folder_is_not_said_to_be_gone(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    """To look whether it is there ended in an error of its own, which hid the reason."""
+    library, home = Library(directory), tmp_path / "home"
+    home.mkdir()
+    moved = Path(shutil.move(tmp_path / "weights.safetensors", home))
+    source = library.manifest.model_source
+    if closed == "code":
+        (tmp_path / "own.py").write_text("import not_installed")
+        source = f"{tmp_path / 'own.py'}:Network"
+    library.write_manifest(replace(library.manifest, model_source=source, checkpoint_path=str(moved)))
+    close(monkeypatch, home)
+    reason = {
+        "checkpoint": f"cannot read checkpoint {moved}: Permission denied; check its permissions",
+        "code": "own.py failed .*No module named .not_installed.",
+    }
+    with pytest.raises(ModelError, match=reason[closed]):
+        load(directory)
 
 
 def probed(library: Library, source: Path) -> str:

@@ -14,9 +14,16 @@ import pytest
 
 from gati.errors import EvictError, RequestError, UnavailableError
 from gati.evict import ContinuationClient
+from tests.environment import without_proxies
 from tests.waiting import LONG_S
 
 BYE = [{"role": "user", "content": "Thanks, bye!"}]
+
+
+@pytest.fixture(autouse=True)
+def unproxied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxies and certificates of the environment are none of the tests'."""
+    without_proxies(monkeypatch)
 
 
 def client(answer: Callable[[httpx.Request], httpx.Response]) -> ContinuationClient:
@@ -136,8 +143,6 @@ def test_any_time_for_a_retry_is_a_number_of_seconds(header: str, pause_s: float
 @pytest.fixture
 def proxied(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment with a SOCKS proxy, and without the package that httpx needs for one."""
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "socksio", None)
@@ -176,15 +181,16 @@ def test_a_service_of_this_machine_is_asked_without_a_proxy(proxied: pytest.Monk
     [
         ("ALL_PROXY", "socks5://127.0.0.1:9", "http://service", "SOCKS proxy.* httpx\\[socks\\]"),
         ("ALL_PROXY", "gopher://127.0.0.1:9", "http://service", "scheme"),
-        ("SSL_CERT_FILE", "/nowhere", "https://service", "No such file"),
-        ("SSL_CERT_FILE", "/nowhere", "https://localhost", "No such file"),
-        ("SSL_CERT_DIR", "", "http://[::1", "cannot be asked: Invalid port"),
+        ("SSL_CERT_FILE", __file__, "https://service", "X509"),  # where there is no certificate
+        ("SSL_CERT_FILE", __file__, "https://localhost", "X509"),
+        ("SSL_CERT_DIR", "", "http://[::1", "Invalid port"),
     ],
 )
 def test_what_the_environment_or_the_address_makes_impossible_is_told_at_once(
     proxied: pytest.MonkeyPatch, name: str, value: str, url: str, says: str
 ) -> None:
     proxied.setenv(name, value)
-    with pytest.raises(EvictError, match=f"the eviction service at .*{says}") as caught:
+    with pytest.raises(EvictError, match=f"the eviction service at .* cannot be asked .*{says}") as caught:
         ContinuationClient(url)
+    assert str(caught.value).endswith("that ALL_PROXY, HTTP_PROXY, HTTPS_PROXY or SSL_CERT_FILE name")
     assert "\n" not in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from gati.exploration.network import load_network
 from gati.exploration.progress import SilentProgress
 from gati.exploration.splits import held_out
 from gati.exploration.state import RunState
+from gati.model.load import LoadedModel, load_model
 from tests.exploration import networks
 from tests.exploration.killing import Killed, KilledAfter
 from tests.exploration.networks import trained_state, write_digits
@@ -135,6 +137,7 @@ def test_an_exploration_of_arrays_by_an_older_gati_is_finished(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["val.npz", "more.npz"])
 def test_inputs_that_have_moved_are_named_with_the_library_that_needs_them(tmp_path: Path, name: str) -> None:
     """The user of a library did not name them, as `--data` or otherwise."""
+    option = {"val.npz": "--data", "more.npz": "--train-data"}[name]
     project(tmp_path / "project")
     library = explored(tmp_path / "project", variants=["grid(8)"])
     gone = tmp_path / "project" / name
@@ -143,11 +146,13 @@ def test_inputs_that_have_moved_are_named_with_the_library_that_needs_them(tmp_p
         explore_more(library.directory, epochs=0.1)
     assert str(refused.value) == (
         f"the library in {library.directory} was explored with {gone}, which is not there any more: put it "
-        "back, or repeat the gati explore command of this library with its new place"
+        f"back, or give its new place with {option}"
     )
     if name == "val.npz":
-        with pytest.raises(DataError, match=f"was explored with {gone}, which is not there any more"):
+        with pytest.raises(DataError, match=f"{gone}, which is not there .* repeat the gati explore command"):
             held_out(library)
+    places: dict[str, Any] = {option[2:].replace("-", "_"): str(tmp_path / "elsewhere.npz")}
+    explore_more(library.directory, epochs=0.1, **places)
 
 
 @pytest.mark.parametrize("changed", ["fewer", "more", "labels", "names", "train", "code"])
@@ -205,6 +210,25 @@ def test_an_unfinished_exploration_does_not_go_on_with_others(tmp_path: Path) ->
     with pytest.raises(DataError, match="the inputs of --data, or their order, have changed since"):
         explored(here, data=str(here / "other.npz"))
     explored(here)
+
+
+def test_how_pictures_are_cut_is_kept_by_an_exploration_until_it_is_finished(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older Gati did not look how a network's processor rounds: half of the answers would be to others."""
+
+    def rounding(*arguments: Any, **options: Any) -> LoadedModel:
+        loaded = load_model(*arguments, **options)
+        return replace(loaded, preprocessing=replace(loaded.preprocessing, crop_rounds_down=True))
+
+    here, said = project(tmp_path / "here"), _Notes()
+    with pytest.raises(Killed):
+        explored(here, progress=KilledAfter(3))
+    monkeypatch.setattr("gati.exploration.explore.load_model", rounding)
+    with pytest.raises(LibraryError, match="holds an unfinished exploration with another preprocessing"):
+        explored(here)
+    explored(finished, progress=said)
+    assert "is already finished" in said.notes[-1]
 
 
 def test_answers_to_some_inputs_are_not_given_up_for_others(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gati.guard.proof import Proof
 from gati.guard.roster import Roster
 from gati.guard.standing import Standing, of_rest
 from gati.guard.watch import Watch
+from tests.engine.served import composed
 from tests.guard.named import RIGHT, TRUE, WRONG, NamedVersions, said
 
 AGREEMENT, DELTA = 0.8, 0.1
@@ -226,6 +227,23 @@ def test_a_version_that_is_proven_on_the_rest_only_gives_way_to_certified_ones_w
     stream.share = EASY
     roster.follow_memory(EASY)
     assert roster.serving is retrained and retrained.may_hit and roster.trial is None
+
+
+@pytest.mark.parametrize(("on_trial", "told"), [(True, ["probation"] * 2), (False, [])])
+def test_where_no_caches_serve_only_a_version_on_trial_must_prove_itself(
+    monkeypatch: pytest.MonkeyPatch, on_trial: bool, told: list[str]
+) -> None:
+    """It was said that caches answer: what serves is proven, but has none."""
+    monkeypatch.setattr(Versions, "figures", lambda self, post: composed("0" * 64, ()))
+    roster = Stream().roster
+    while not roster.serving.of_rest.level:
+        roster.serving.of_rest.audited(agreed=True)
+    if on_trial:
+        roster.trial = roster.post("retrained", 1, proven=False)
+    for share in (EASY, None):
+        roster.follow_memory(share)
+        assert roster.may_hit and roster.after_memory is (share is not None)
+    assert roster.told == told
 
 
 def test_caches_are_not_judged_by_what_memory_answers_next_to_them() -> None:

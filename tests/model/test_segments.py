@@ -458,6 +458,26 @@ def test_a_mask_that_is_added_to_most_scores_does_not_hide_that_either() -> None
     small(Alone())
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param(lambda x: x[:1], id="the first one"),
+        pytest.param(lambda x: x[-1:], id="the last one"),
+        pytest.param(lambda x: x.cumsum(0), id="those before it"),
+        pytest.param(lambda x: x.flip(0).cumsum(0).flip(0), id="those after it"),
+    ],
+)
+def test_nor_that_only_some_inputs_depend_on_others(others: Callable[[Tensor], Tensor]) -> None:
+    """The first of a batch, or the last, may depend on itself only."""
+
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 0.05 * others(x) - 1e4 * (torch.arange(4) > 0)
+
+    with pytest.raises(ModelError, match="depends on the other inputs of its batch"):
+        small(Masked())
+
+
 def test_scores_that_rounding_changes_are_not_said_to_depend_on_the_batch() -> None:
     class Rounding(nn.Module):
         """Probabilities in bfloat16; a single row runs in other kernels."""

@@ -83,6 +83,13 @@ def test_a_slow_adaptation_process_hides_nothing_else(monkeypatch: pytest.Monkey
     asyncio.run(main())
 
 
+def test_time_that_others_take_is_not_that_of_training(tmp_path: Path) -> None:
+    """Training was cut short by the time for which requests pause the process."""
+    adaptation = ModelAdaptation(adapted(make_deployed(tmp_path), tmp_path), AdaptationSettings(models=()))
+    assert adaptation._renewal._clock is time.thread_time
+    adaptation.close()
+
+
 def test_a_clock_that_is_set_back_postpones_no_attempt(tmp_path: Path) -> None:
     """An hour back, and nothing was tried for more than an hour."""
     served = make_deployed(tmp_path)

@@ -11,11 +11,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from services.pausing import Pausable, Pausing, can_pause, make_shared
+from services.pausing import Pausable, Pausing, can_pause, shared_memory
+from tests.waiting import LONG_S, Clock, in_the_end, until
 
 pytestmark = pytest.mark.skipif(not can_pause(), reason="pausing another process needs Linux 5.3 or newer")
 
@@ -33,18 +35,40 @@ for line in sys.stdin:
                 pass
     print("idle", flush=True)
 """
+_PARENT = """
+import os, subprocess, sys
+from services.pausing import shared_memory
+
+code = "import sys; from pathlib import Path; from services.pausing import Pausable; "
+code += "Pausable(Path(sys.argv[1])); print(0, flush=True); sys.stdin.read()"
+with shared_memory() as path:
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    child.stdout.readline()
+    print(child.pid, flush=True)
+    sys.stdin.read()
+"""
 _ANSWERS = """
 import asyncio, sys
 from pathlib import Path
 from services.pausing import Pausing
 
 async def answer():
-    with Pausing(Path(sys.argv[1]), 2):
+    with Pausing(Path(sys.argv[1]), cores=2):
         print("answering", flush=True)
         sys.stdin.readline()
 
 asyncio.run(answer())
 """
+
+
+def _state(pid: int) -> str:
+    """The state of a process, T if it is stopped; empty once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
 
 
 class Process:
@@ -71,8 +95,7 @@ class Process:
 
     @property
     def stopped(self) -> bool:
-        state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return state == "T"
+        return _state(self.pid) == "T"
 
     def kill(self) -> None:
         self._process.kill()
@@ -99,8 +122,18 @@ class Computes(Process):
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    return make_shared(tmp_path)
+def shared() -> Iterator[Path]:
+    with shared_memory() as path:
+        assert path is not None
+        yield path
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[signal.Signals]:
+    """Signals that this process would have sent: none is."""
+    signals: list[signal.Signals] = []
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda _, number: signals.append(number))
+    return signals
 
 
 @pytest.fixture
@@ -122,18 +155,12 @@ def _on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., 
 
 async def _paused(process: Process, pausing: Pausing) -> None:
     """Wait until it is paused. Requests come and go, because a single pause may pass unseen."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LONG_S):
         while not process.stopped:
             with pausing:
                 await asyncio.sleep(0.001)
                 if process.stopped:
                     return
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @_on_a_loop
@@ -145,16 +172,18 @@ async def test_what_computes_is_paused_while_a_request_is_answered(
     for _ in range(3):
         with pausing:
             await _paused(retraining, pausing)
-        await _until(lambda: not retraining.stopped)
+        await in_the_end(lambda: not retraining.stopped)
     retraining.end()
 
 
 @_on_a_loop
-async def test_what_does_not_compute_is_not_paused(shared: Path, retraining: Computes) -> None:
+async def test_what_does_not_compute_is_not_paused(
+    shared: Path, retraining: Computes, sent: list[signal.Signals]
+) -> None:
     retraining.begin()
     retraining.end()
     with Pausing(shared, cores=2):
-        assert not retraining.stopped
+        assert not sent
 
 
 @_on_a_loop
@@ -163,7 +192,7 @@ async def test_a_pause_ends_though_the_request_does_not(shared: Path, retraining
     pausing = Pausing(shared, cores=2)
     with pausing:
         await _paused(retraining, pausing)
-        await _until(lambda: not retraining.stopped)
+        await in_the_end(lambda: not retraining.stopped)
         retraining.end()
 
 
@@ -180,16 +209,58 @@ async def test_under_a_load_without_gaps_it_still_computes(shared: Path, retrain
     await ended
 
 
+@pytest.mark.parametrize(
+    ("busy_s", "gap_s", "least", "most"),
+    [(0.005, 0.0, 0.08, 0.12), (0.005, 0.0003, 0.08, 0.18), (0.005, 0.015, 0.74, 0.76), (0.005, 1.0, 0.99, 1.0)],
+)
+@_on_a_loop
+async def test_it_always_gets_a_share_and_more_is_left_to_requests(
+    shared: Path,
+    retraining: Computes,
+    sent: list[signal.Signals],
+    monkeypatch: pytest.MonkeyPatch,
+    busy_s: float,
+    gap_s: float,
+    least: float,
+    most: float,
+) -> None:
+    """Requests one after the other, with gaps; the clock is the test's."""
+    retraining.begin()
+    pausing, clock = Pausing(shared, cores=2), Clock(100.0)
+    monkeypatch.setattr("services.pausing.time", SimpleNamespace(monotonic=clock))
+    began_s, paused_s, runs_s = clock.now_s, clock.now_s, 0.0
+
+    def passes(seconds: float) -> None:
+        nonlocal paused_s, runs_s
+        if sent and sent[-1] == signal.SIGSTOP:
+            assert clock.now_s + seconds - paused_s < 0.22, "the longest pause"
+        else:
+            runs_s += seconds
+            paused_s = clock.now_s + seconds
+        clock.now_s += seconds
+
+    while clock.now_s - began_s < 20.0:
+        with pausing:
+            passes(busy_s)
+        passes(gap_s)
+    assert least <= runs_s / (clock.now_s - began_s) <= most
+    retraining.end()
+
+
 @_on_a_loop
 async def test_where_requests_leave_most_cores_free_nothing_is_paused(
-    shared: Path, retraining: Computes
+    shared: Path, retraining: Computes, sent: list[signal.Signals]
 ) -> None:
     retraining.begin()
-    pausing = Pausing(shared, cores=5)
-    with pausing, pausing:
-        assert not retraining.stopped
-        await _paused(retraining, pausing)
-    await _until(lambda: not retraining.stopped)
+    pausing = Pausing(shared, cores=5, most_cores=2)
+    for _ in range(9):
+        pausing.__enter__()
+    assert signal.SIGSTOP not in sent, "however many wait, they take two cores"
+    with Pausing(shared, cores=5):  # another process would have a place of its own: this one's is taken over
+        assert signal.SIGSTOP not in sent
+    each = Pausing(shared, cores=5, cores_each=3)
+    with each:
+        assert sent[-1] == signal.SIGSTOP
     retraining.end()
 
 
@@ -201,13 +272,13 @@ async def test_requests_of_all_processes_count(shared: Path, retraining: Compute
     try:
         assert other.hear() == "answering"
         pausing = Pausing(shared, cores=2)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LONG_S):
             stays = False
             while not stays:  # a busy machine may wait for longer than a pause
                 await _paused(retraining, pausing)
                 stays = retraining.stopped
         other.tell("enough")
-        await _until(lambda: not retraining.stopped)
+        await in_the_end(lambda: not retraining.stopped)
     finally:
         other.kill()
     retraining.end()
@@ -222,28 +293,59 @@ async def test_an_inference_process_that_is_killed_during_a_pause_leaves_nothing
     assert killed.hear() == "answering"
     killed.kill()
     Pausing(shared, cores=2)  # the process that takes its place
-    await _until(lambda: not retraining.stopped)
+    await in_the_end(lambda: not retraining.stopped)
+    retraining.end()
+
+
+@_on_a_loop
+async def test_requests_of_a_process_that_was_killed_are_forgotten(shared: Path, retraining: Computes) -> None:
+    retraining.begin()
+    first, killed = Process(_ANSWERS, shared), Process(_ANSWERS, shared)  # two places
+    assert [first.hear(), killed.hear()] == ["answering", "answering"]
+    first.kill()
+    killed.kill()
+    pausing = Pausing(shared, cores=2)
+    with pausing:
+        await _paused(retraining, pausing)
+    await in_the_end(lambda: not retraining.stopped)
+    for _ in range(3):
+        with pausing:
+            pass
+        assert sum(pausing._shared.memory[64:]) == 0  # type: ignore[union-attr]
     retraining.end()
 
 
 @_on_a_loop
 async def test_a_process_that_has_the_number_of_a_dead_one_is_left_alone(
-    shared: Path, retraining: Computes, tmp_path: Path
+    shared: Path, retraining: Computes, sent: list[signal.Signals]
 ) -> None:
     retraining.begin()
-    dead = shared.read_bytes()
     retraining.kill()
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    number = stranger.pid.to_bytes(8, "little")
-    shared.write_bytes(number + dead[8:])
+    memory = os.open(shared, os.O_RDWR)
+    os.pwrite(memory, stranger.pid.to_bytes(8, "little"), 0)
     try:
         with Pausing(shared, cores=2):
-            state = Path(f"/proc/{stranger.pid}/stat").read_text().rpartition(")")[2].split()[0]
-            assert state != "T"
+            assert not sent
     finally:
+        os.close(memory)
         stranger.kill()
         stranger.wait()
         stranger.stdin.close()  # type: ignore[union-attr]
+
+
+def test_a_process_whose_parent_is_killed_during_a_pause_runs_on(tmp_path: Path) -> None:
+    """It sees that its parent is gone only if it runs, and would stay in memory for ever."""
+    parent = Process(_PARENT, tmp_path / "enough")
+    child = int(parent.hear())
+    os.kill(child, signal.SIGSTOP)
+    until(lambda: _state(child) == "T")
+    parent.kill()
+    try:
+        until(lambda: _state(child) != "T")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 @_on_a_loop
@@ -260,14 +362,14 @@ async def test_a_retraining_that_was_killed_makes_room_for_its_successor(
         successor.begin()
         with pausing:
             await _paused(successor, pausing)
-        await _until(lambda: not successor.stopped)
+        await in_the_end(lambda: not successor.stopped)
         successor.end()
     finally:
         successor.kill()
 
 
 @_on_a_loop
-async def test_without_a_shared_file_requests_are_answered_as_ever() -> None:
+async def test_without_shared_memory_requests_are_answered_as_ever() -> None:
     with Pausable(None).computing(), Pausing(None, cores=1):
         assert os.getpid()
 
@@ -288,3 +390,13 @@ async def test_a_sandbox_that_forbids_signals_is_told_once(
                 assert not retraining.stopped
     assert len(caplog.records) == 1
     retraining.end()
+
+
+@_on_a_loop
+async def test_memory_that_is_gone_keeps_nothing_from_being_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with shared_memory() as path:
+        gone = path
+    with caplog.at_level("INFO", logger="gati.pausing"), Pausable(gone).computing(), Pausing(gone, cores=1):
+        assert len(caplog.records) == 2

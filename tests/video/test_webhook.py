@@ -14,12 +14,19 @@ import pytest
 
 from gati.errors import VideoError
 from gati.video import Reconnect, WebhookSink
+from tests.environment import without_proxies
 from tests.video.answers import answer, frame
 from tests.waiting import LONG_S, returns, until
 
 QUICK = Reconnect(first_s=0.001, cap_s=0.002)
 # for hooks that answer: on a slow machine no answer comes too late, and all are sent before the end
 PATIENT: dict[str, Any] = {"timeout_s": LONG_S, "farewell_s": LONG_S}
+
+
+@pytest.fixture(autouse=True)
+def unproxied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxies and certificates of the environment are none of the tests'."""
+    without_proxies(monkeypatch)
 
 
 class Hook(ThreadingHTTPServer):
@@ -190,14 +197,27 @@ def test_what_is_no_address_is_refused_and_not_shown(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("ALL_PROXY", "gopher://127.0.0.1:1"), ("SSL_CERT_FILE", "/nowhere/certificates.pem")]
+    ("name", "value"),
+    [
+        ("ALL_PROXY", "gopher://127.0.0.1:1"),
+        ("HTTP_PROXY", "http://proxy:80a"),
+        ("SSL_CERT_FILE", __file__),  # where there is none
+    ],
 )
 def test_what_the_environment_names_in_vain_is_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(VideoError, match="with the proxy or the certificates that the environment names"):
+    told = "with the proxy or the certificates that the environment names"
+    with pytest.raises(VideoError, match=told) as caught:
         WebhookSink("https://127.0.0.1:1/hush")
+    assert "\n" not in str(caught.value) and "hush" not in str(caught.value)
+
+
+def test_headers_that_cannot_be_sent_are_not_blamed_on_the_environment() -> None:
+    with pytest.raises(VideoError, match="^these headers cannot be sent: ") as caught:
+        WebhookSink("http://127.0.0.1:1/", headers={"Authorization": "Bearer schlüssel"})
+    assert "\n" not in str(caught.value) and "ssel" not in str(caught.value)
 
 
 def test_a_queue_of_none_is_refused() -> None:

@@ -23,7 +23,6 @@ from gati.evict.embed.checks import (
     padding_of,
 )
 from gati.evict.embed.distinct import DistinctIds, distinct
-from gati.evict.embed.forking import SERVING, free_in_children
 from gati.evict.embed.policies import row_policy
 from gati.evict.embed.pool import PagePool
 from gati.evict.embed.replacing import RequestedRows, RowChanges, ServedRows
@@ -116,7 +115,7 @@ class EmbeddingCache(nn.Module):
         self._sets = RowSets(most)
         self._policy = row_policy(policy, self._sets, most, seed=seed)
         self._where = np.full(len(self._sets.ids), -1, dtype=np.int64)  # position in the slab, by slot
-        self._lock = free_in_children(threading.RLock(), SERVING)
+        self._lock = threading.RLock()
         self._rooms = threading.local()
         self._version = 0  # changes with the cache's contents
         self._turn = 0  # grows with every batch that is served, and with the version

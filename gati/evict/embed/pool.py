@@ -16,7 +16,6 @@ from typing import Protocol
 import torch
 
 from gati.errors import EvictError
-from gati.evict.embed.forking import RESIZING, TAKING, free_in_children
 
 _ROUNDING = 1e-6  # of a page
 
@@ -52,10 +51,8 @@ class PagePool:
             self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._free = list(range(self.limit_pages - 1, -1, -1))  # the last is taken first
         self._users: list[tuple[PageUser, float]] = []
-        # guards the free pages; no callback runs while it is held
-        self._lock = free_in_children(threading.Lock(), TAKING)
-        # acquired before the locks of users
-        self._resizing = free_in_children(threading.RLock(), RESIZING)
+        self._lock = threading.Lock()  # guards the free pages; no callback runs while it is held
+        self._resizing = threading.RLock()  # acquired before the locks of users
         self._budget_pages = self._checked(budget_bytes)
 
     @property

@@ -52,8 +52,9 @@ class RedisTier:
     def write(cls, url: str, name: str, weight: torch.Tensor) -> RedisTier:
         """Write a table [rows, width], replacing any of this name; its shape last.
 
-        Raises EvictError; if the server becomes full, nothing is left of the table. Of a write that was
-        interrupted, the next one removes the rows.
+        Raises EvictError; if the server becomes full meanwhile, nothing is left of the table. If it is full
+        already, a table gives way to one of fewer rows, and otherwise stays. The next write removes the rows
+        of one that was interrupted.
         """
         content = bytes_of(checked_table(weight).contiguous())
         rows, width = weight.shape
@@ -63,7 +64,15 @@ class RedisTier:
         tier.rows, tier.width, tier.dtype = rows, width, weight.dtype
         known = tier._asked("HMGET", name, "rows", _BEGUN)
         end = max(int(former) for former in (*known, b"0") if former and former.isdigit())
-        tier._asked("HSET", name, _BEGUN, max(rows, end))
+        try:
+            tier._asked("HSET", name, _BEGUN, max(rows, end))
+        except EvictError as error:
+            if end <= rows or not _is_full(error.__cause__):
+                raise
+            tier._remove(0, end)  # all of it: that makes the most room, and if too little, leaves no half
+            tier._asked("DEL", name)
+            end = 0
+            tier._asked("HSET", name, _BEGUN, rows)
         tier._asked("HDEL", name, "rows", "width", "dtype")
         tier._remove(rows, end)
         try:
@@ -74,7 +83,7 @@ class RedisTier:
             dtype = str(weight.dtype).removeprefix("torch.")
             tier._asked("HSET", name, "rows", rows, "width", width, "dtype", dtype)
         except EvictError as error:
-            if _is_full(error.__cause__):  # and else stays full, for its other clients, too
+            if _is_full(error.__cause__):  # otherwise it would stay full for its other clients
                 tier._remove(0, rows)
                 tier._asked("DEL", name)
             raise

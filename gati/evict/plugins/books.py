@@ -107,7 +107,8 @@ class EngineBooks(BlockCache):
     def resume(self, ids: Sequence[Hashable], time_s: float) -> None:
         """Resume a request that was already counted.
 
-        If no block of its path is cached, policy and predictor begin with it anew; the log has it already.
+        If no block of its path is cached, policy and predictor begin with it anew; the log has it already,
+        unless the prompt was shorter than a block.
         """
         self.finish()
         path_ids = cast("list[int]", list(ids[: self.capacity]))

@@ -206,6 +206,31 @@ def test_a_server_that_is_full_says_so_and_keeps_nothing_of_the_table() -> None:
         assert torch.equal(slow.fetch(np.arange(20)), torch.ones(20, 64))
 
 
+@pytest.mark.parametrize(("rows", "fits"), [(100, True), (5_000, True), (7_999, False), (8_000, False)])
+def test_on_a_full_server_a_smaller_table_takes_the_room_of_a_larger_one(rows: int, fits: bool) -> None:
+    """It was refused, although it needs less. One that needs too much does not leave the server full."""
+    with running("--maxmemory", "64mb", "--maxmemory-policy", "noeviction") as process:
+        url = url_of(process)
+        former = RedisTier.write(url, "items", torch.ones(8_000, 64))
+        client = redis.Redis.from_url(url)
+        client.config_set("maxmemory", client.info("memory")["used_memory"] - 200_000)
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            client.set("other", "x")
+        if fits:
+            slow = RedisTier.write(url, "items", torch.zeros(rows, 64))
+            assert torch.equal(slow.fetch(np.arange(rows)), torch.zeros(rows, 64))
+            assert client.hgetall("items") == {b"rows": b"%d" % rows, b"width": b"64", b"dtype": b"float32"}
+            assert client.dbsize() == rows + 1
+        else:
+            with pytest.raises(EvictError, match="maxmemory is reached: raise it, or write a smaller table"):
+                RedisTier.write(url, "items", torch.zeros(rows, 64))
+        if rows == former.rows:  # it needs as much room, so the former table serves on
+            assert torch.equal(former.fetch(np.arange(rows)), torch.ones(rows, 64))
+        else:
+            assert fits or client.dbsize() == 0
+            client.set("other", "x")
+
+
 def test_a_server_without_room_for_another_client_names_the_limit() -> None:
     with running("--maxclients", "1") as process:
         first = RedisTier.write(url_of(process), "items", torch.ones(3, 4))

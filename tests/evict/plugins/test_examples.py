@@ -26,7 +26,8 @@ def started(script: str, folder: Path, *more: str, **variables: str) -> tuple[li
         path = folder / name
         path.write_text(program)
         path.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **variables}
+    own = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    environment = {**own, "PATH": f"{folder}:{os.environ['PATH']}", **variables}
     told = subprocess.run(
         [REPOSITORY / "examples" / "evict" / script, *more],
         env=environment,
