@@ -6,7 +6,7 @@ the 99th percentile was 1.75 times as high as without training, with pauses 1.05
 
 All processes share a small memory: who may be paused now, since when it is, and how many cores the requests
 of each process take. The adaptation process is paused while these are half of the cores or more, because two
-of what the system calls cores often are one. It always gets a share of the time, and is never paused for long.
+of what the system calls cores often are one. It keeps a share of the time, and is never paused for long.
 """
 
 from __future__ import annotations
@@ -169,7 +169,9 @@ class Pausing:
     paused.
     """
 
-    def __init__(self, path: Path | None, cores: int, *, most_cores: int = _MOST, cores_each: int = 1) -> None:
+    def __init__(
+        self, path: Path | None, cores: int, *, most_cores: int = _MOST, cores_each: int = 1
+    ) -> None:
         self._cores, self._most, self._each = cores, min(most_cores, _MOST), cores_each
         self._requests = 0
         self._paused = False  # by this process, and not let run since
@@ -197,7 +199,7 @@ class Pausing:
 
     @staticmethod
     def _place(shared: _Shared) -> int:
-        """The byte of this process, 0 if all are taken. Requests of processes that have ended are forgotten."""
+        """The byte of this process, 0 if all are taken. Those of processes that have ended are cleared."""
         own = 0
         for at in range(_CORES_AT, _SIZE):
             if shared.lock(at):

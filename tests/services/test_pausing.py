@@ -42,8 +42,9 @@ from services.pausing import shared_memory
 code = "import sys; from pathlib import Path; from services.pausing import Pausable; "
 code += "Pausable(Path(sys.argv[1])); print(0, flush=True); sys.stdin.read()"
 with shared_memory() as path:
+    program = [sys.executable, "-c", code, path]
     child = subprocess.Popen(
-        [sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
     child.stdout.readline()
     print(child.pid, flush=True)
@@ -211,7 +212,12 @@ async def test_under_a_load_without_gaps_it_still_computes(shared: Path, retrain
 
 @pytest.mark.parametrize(
     ("busy_s", "gap_s", "least", "most"),
-    [(0.005, 0.0, 0.08, 0.12), (0.005, 0.0003, 0.08, 0.18), (0.005, 0.015, 0.74, 0.76), (0.005, 1.0, 0.99, 1.0)],
+    [
+        (0.005, 0.0, 0.08, 0.12),
+        (0.005, 0.0003, 0.08, 0.18),
+        (0.005, 0.015, 0.74, 0.76),
+        (0.005, 1.0, 0.99, 1.0),
+    ],
 )
 @_on_a_loop
 async def test_it_always_gets_a_share_and_more_is_left_to_requests(
@@ -298,7 +304,9 @@ async def test_an_inference_process_that_is_killed_during_a_pause_leaves_nothing
 
 
 @_on_a_loop
-async def test_requests_of_a_process_that_was_killed_are_forgotten(shared: Path, retraining: Computes) -> None:
+async def test_requests_of_a_process_that_was_killed_are_forgotten(
+    shared: Path, retraining: Computes
+) -> None:
     retraining.begin()
     first, killed = Process(_ANSWERS, shared), Process(_ANSWERS, shared)  # two places
     assert [first.hear(), killed.hear()] == ["answering", "answering"]
