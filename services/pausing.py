@@ -22,7 +22,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -31,9 +31,9 @@ from typing import NamedTuple
 _LONGEST_S = 0.2  # of a pause, and of several with less than `_LEAST_RUN_S` between them
 _LEAST_RUN_S = 0.02  # after so long a pause
 _TIMERS_S = 0.002  # that a timer may be early
-_PID = struct.Struct("<q")  # of the process that may be paused; 0: none
+_PID = struct.Struct("<q")  # of the adaptation process; 0: none
 _TIMES = struct.Struct("<dddd")  # `_Times`
-_PID_AT, _TIMES_AT, _CORES_AT = 0, 8, 64
+_PID_AT, _TIMES_AT, _COMPUTES_AT, _CORES_AT = 0, 8, 40, 64
 _PROCESSES = 192  # most inference processes; each has a byte for the number of cores that its requests take
 _SIZE = _CORES_AT + _PROCESSES
 _MOST = 255
@@ -60,12 +60,18 @@ def shared_memory() -> Iterator[Path | None]:
     if not can_pause():
         yield None
         return
-    memory = os.memfd_create("gati-pausing")
-    try:
-        os.ftruncate(memory, _SIZE)
-        yield Path(f"/proc/{os.getpid()}/fd/{memory}")
-    finally:
-        os.close(memory)
+    with ExitStack() as stack:
+        path = None
+        try:
+            memory = os.memfd_create("gati-pausing")
+            stack.callback(os.close, memory)
+            os.ftruncate(memory, _SIZE)
+            found = Path(f"/proc/{os.getpid()}/fd/{memory}")
+            if os.path.samestat(found.stat(), os.fstat(memory)):  # in /proc of another container it is not
+                path = found
+        except OSError as error:
+            _without_pauses(error)
+        yield path
 
 
 class _Times(NamedTuple):
@@ -98,12 +104,21 @@ class _Shared:
 
     @property
     def pid(self) -> int:
-        """The process that may be paused; 0 if there is none."""
+        """The adaptation process; 0 if there is none."""
         return int(_PID.unpack_from(self.memory, _PID_AT)[0])
 
     @pid.setter
     def pid(self, pid: int) -> None:
         _PID.pack_into(self.memory, _PID_AT, pid)
+
+    @property
+    def computes(self) -> bool:
+        """Whether the adaptation process may be paused now."""
+        return bool(self.memory[_COMPUTES_AT])
+
+    @computes.setter
+    def computes(self, computes: bool) -> None:
+        self.memory[_COMPUTES_AT] = computes
 
     @property
     def times(self) -> _Times:
@@ -149,16 +164,16 @@ class Pausable:
         if self._shared is None or not self._lock(self._shared):
             yield
             return
-        self._shared.pid = os.getpid()
+        self._shared.computes = True
         try:
             yield
         finally:
-            self._shared.pid = 0
+            self._shared.computes = False
 
     def _lock(self, shared: _Shared) -> bool:
         """Whether this process has the lock, which others take for a moment to see whether it lives."""
         if not self._locked and shared.lock(_PID_AT):
-            shared.pid, self._locked = 0, True
+            shared.computes, shared.pid, self._locked = False, os.getpid(), True
         return self._locked
 
 
@@ -215,12 +230,13 @@ class Pausing:
         if shared is None:
             return
         shared.memory[self._own] = min(self._requests * self._each, self._most)
-        if not (shared.pid or self._paused):
+        if not (shared.computes or self._paused):
             return
         times, now_s = shared.times, time.monotonic()
-        if not (shared.pid and 2 * shared.cores >= self._cores):
+        runs = times._replace(runs_s=times.runs_s or now_s)
+        if not (shared.computes and 2 * shared.cores >= self._cores):
             if self._paused or not times.runs_s:
-                self._run(shared, times._replace(runs_s=times.runs_s or now_s))
+                self._run(shared, runs)
             return
         since_s, ran_s = times.since_s, times.ran_s + (now_s - times.runs_s if times.runs_s else 0.0)
         if not since_s or ran_s >= _LEAST_RUN_S:
@@ -229,6 +245,8 @@ class Pausing:
             self._run(shared, _Times(runs_s=now_s, until_s=now_s + _LEAST_RUN_S))
         elif now_s >= times.until_s:
             self._pause(shared, _Times(since_s, ran_s=ran_s, until_s=times.until_s), now_s)
+        elif self._paused:  # another process let it run before this one paused it, and wrote so after
+            self._run(shared, runs)
 
     def _pause(self, shared: _Shared, times: _Times, now_s: float) -> None:
         if not self._sent(shared, signal.SIGSTOP):
@@ -254,7 +272,7 @@ class Pausing:
     def _sent(self, shared: _Shared, number: signal.Signals) -> bool:
         """Send a signal to the other process; False if there is none."""
         try:
-            if self._handle is None or shared.pid not in (0, self._handled_pid):
+            if self._handle is None or shared.pid != self._handled_pid:
                 self._open(shared)
             if self._handle is None:
                 return False
@@ -278,7 +296,7 @@ class Pausing:
         self._handle, self._handled_pid = os.pidfd_open(pid), pid
         ended = shared.lock(_PID_AT)
         if ended:  # another process may have its number
-            shared.pid = 0
+            shared.computes, shared.pid = False, 0
             shared.unlock(_PID_AT)
         if ended or shared.pid != pid:
             self._forget()

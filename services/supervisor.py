@@ -268,6 +268,7 @@ class Supervised:
             process.stdin.close()
         with suppress(ProcessLookupError):
             process.terminate()  # for a process that does not watch its stdin yet
+            process.send_signal(signal.SIGCONT)  # see `services.pausing`
         await asyncio.wait([exited], timeout=self._end_timeout_s)
         if not exited.done():
             _log.warning("killed: it did not drain in time", extra={"child": self._name})

@@ -24,11 +24,12 @@ async def ask_last(queue: RequestQueue, x: Tensor, budget: float) -> Prediction:
     the audits.
     """
     asked = queue.put(x, priority=_LAST, deadline_s=math.inf)
-    if budget == 0.0:
-        return await asked.answer
-    patience_s = max(_PATIENCE_S, queue.times.expected_s(1) / budget)
-    timer = asyncio.get_running_loop().call_later(patience_s, queue.promote, asked)
+    patience_s = max(_PATIENCE_S, queue.times.expected_s(1) / budget) if budget else math.inf
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(patience_s, queue.promote, asked) if budget else None
     try:
-        return await asked.answer
+        return await asyncio.shield(asked.answer)
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()
+        queue.drop(asked)  # without effect on one that has its answer

@@ -91,7 +91,7 @@ class InferenceService:
         self._pausing = Pausing(
             settings.pausing,
             core_count(),
-            most_cores=threads,
+            most_cores=threads if settings.workers == 1 else min(threads, settings.workers or threads),
             cores_each=threads if settings.workers == 1 else 1,
         )
         # It refuses nothing that a queue has admitted: each priority can fill one.

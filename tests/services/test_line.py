@@ -54,6 +54,8 @@ class Answers:
 
     def promote(self, ask: Any) -> None: ...
 
+    def drop(self, ask: Any) -> None: ...
+
     def let_go(self) -> None:
         for answer in self.asked:
             if not answer.done():

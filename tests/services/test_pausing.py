@@ -184,7 +184,7 @@ async def test_what_does_not_compute_is_not_paused(
     retraining.begin()
     retraining.end()
     with Pausing(shared, cores=2):
-        assert not sent
+        assert signal.SIGSTOP not in sent
 
 
 @_on_a_loop
@@ -274,10 +274,10 @@ async def test_where_requests_leave_most_cores_free_nothing_is_paused(
 async def test_requests_of_all_processes_count(shared: Path, retraining: Computes) -> None:
     """The requests of one process end, those of another do not: the pause goes on."""
     retraining.begin()
+    pausing = Pausing(shared, cores=2)
     other = Process(_ANSWERS, shared)
     try:
         assert other.hear() == "answering"
-        pausing = Pausing(shared, cores=2)
         async with asyncio.timeout(LONG_S):
             stays = False
             while not stays:  # a busy machine may wait for longer than a pause
@@ -297,10 +297,53 @@ async def test_an_inference_process_that_is_killed_during_a_pause_leaves_nothing
     retraining.begin()
     killed = Process(_ANSWERS, shared)
     assert killed.hear() == "answering"
+    await in_the_end(lambda: retraining.stopped)
     killed.kill()
     Pausing(shared, cores=2)  # the process that takes its place
     await in_the_end(lambda: not retraining.stopped)
     retraining.end()
+
+
+@_on_a_loop
+async def test_what_another_process_paused_that_was_killed_runs_on_after_the_next_request(
+    shared: Path, retraining: Computes
+) -> None:
+    retraining.begin()
+    pausing, killed = Pausing(shared, cores=9), Process(_ANSWERS, shared)
+    assert killed.hear() == "answering"
+    await in_the_end(lambda: retraining.stopped)
+    killed.kill()
+    with pausing:
+        pass
+    await in_the_end(lambda: not retraining.stopped)
+    retraining.end()
+
+
+@_on_a_loop
+async def test_what_stopped_computing_in_a_pause_runs_on(
+    shared: Path, retraining: Computes, sent: list[signal.Signals]
+) -> None:
+    """It may say so just before the signal arrives."""
+    retraining.begin()
+    pausing = Pausing(shared, cores=2)
+    with pausing:
+        assert sent[-1] == signal.SIGSTOP
+        retraining.end()
+    assert sent[-1] == signal.SIGCONT
+    with pausing:
+        assert sent[-1] == signal.SIGCONT
+
+
+def test_where_no_memory_can_be_shared_nothing_is_paused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forbidden(*_: object) -> int:
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    with caplog.at_level("INFO", logger="gati.pausing"), shared_memory() as path:
+        assert path is None
+    assert len(caplog.records) == 1
 
 
 @_on_a_loop

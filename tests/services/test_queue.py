@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from gati.engine.exits import Prediction
 from gati.errors import CancelledError, DeadlineError, OverloadError, UnavailableError
 from services.inference import queue as queue_module
+from services.inference.last import ask_last
 from services.inference.queue import Ask, RequestQueue
 from services.inference.service_times import ServiceTimes
 from tests.waiting import LONG_S, in_the_end
@@ -440,6 +441,22 @@ def test_a_promoted_input_that_nobody_waits_for_is_not_started() -> None:
         running, dropped = put(queue, 1), put(queue, 10, priority=10)
         queue.promote(dropped)
         queue.drop(dropped)
+        runner.answer()
+        await running.answer
+        await queue.close()
+        assert runner.order == [1]
+
+    run(test)
+
+
+def test_an_audit_that_is_cancelled_leaves_the_queue() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        running = put(queue, 1)
+        audit = asyncio.create_task(ask_last(queue, torch.tensor(2), 0.5))
+        await in_the_end(lambda: queue.waiting == 1)
+        audit.cancel()
+        await asyncio.wait([audit])
+        assert queue.waiting == 0
         runner.answer()
         await running.answer
         await queue.close()
