@@ -22,16 +22,17 @@ from tests.waiting import LONG_S, Clock, in_the_end, until
 pytestmark = pytest.mark.skipif(not can_pause(), reason="pausing another process needs Linux 5.3 or newer")
 
 _COMPUTES = """
-import sys
+import os, sys
 from pathlib import Path
 from services.pausing import Pausable
 
+parent = os.getppid()
 pausable = Pausable(Path(sys.argv[1]))
 for line in sys.stdin:
     if line.strip() == "compute":
         with pausable.computing():
             print("computing", flush=True)
-            while not Path(sys.argv[2]).exists():
+            while not Path(sys.argv[2]).exists() and os.getppid() == parent:
                 pass
     print("idle", flush=True)
 """
