@@ -63,7 +63,7 @@ class Hosted(Protocol):
 class Hosting(Protocol):
     """Where the services of all models run. Their clients need `secret`; None if there is none.
 
-    `pausing` is the file by which requests pause retraining (see `services.pausing`); None where none can.
+    `pausing` is the memory by which requests pause retraining (see `services.pausing`); None where none can.
     """
 
     secret: bytes | None
