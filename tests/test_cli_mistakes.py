@@ -29,6 +29,7 @@ from gati.model.recordings import read_recording
 from tests.composition.libraries import make_library
 from tests.conftest import REPOSITORY
 from tests.engine.served import composed
+from tests.environment import without_proxies
 from tests.evict.talking import talks, write
 from tests.services.certificates import certify
 
@@ -357,8 +358,7 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(
 ) -> None:
     """If the environment names a proxy, that was asked for 127.0.0.1; one of SOCKS was a bug to report."""
     pytest.importorskip("httpx")
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
+    without_proxies(monkeypatch)
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere")  # it needs no certificates, either
