@@ -12,7 +12,7 @@ The modules, in the order in which an exploration needs them:
   `connecting`, `workers`;
 - the training of one group: `train`; its batches: `views`, `augment`; its targets: `lessons`, `answers`,
   `remembered`; its steps: `recipes`, `muon`, `average`, `fronts`, `graphs`, `precision`, `failures`;
-- what trained caches are worth and cost: `measure`, `lookups`, `completion`;
+- what trained caches are worth and cost: `measure`, `learned`, `lookups`, `completion`;
 - what all of them use: `devices`, `modes`, `memory`, `crowding`, `progress`;
 - the result on disk, which every later verb reads: `library`, `weights`.
 """

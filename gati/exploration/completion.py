@@ -19,6 +19,7 @@ from gati.exploration.budget import Budget
 from gati.exploration.candidates import trial_name
 from gati.exploration.claims import check_nothing_depends_on
 from gati.exploration.feasible import nothing_trained
+from gati.exploration.learned import told_if_nothing, usual_answer
 from gati.exploration.library import Library, Manifest
 from gati.exploration.lookups import finish_trials, points_of
 from gati.exploration.prepared import PreparedModel
@@ -56,6 +57,9 @@ def complete(
     check_nothing_depends_on(library)
     library.write_manifest(_manifest(prepared, settings, seed, budget.spent_s, notes))
     state.clear()
+    usual = usual_answer(prepared.held_out.base_class, prepared.inputs.split)
+    if nothing := told_if_nothing(rows, usual, len(prepared.inputs.train)):
+        progress.note(nothing)
 
 
 def _check_something_trained(

@@ -21,6 +21,7 @@ from gati.exploration.groups import (
     GroupTask,
     TrialResult,
 )
+from gati.exploration.learned import usual_answer
 from gati.exploration.library import SELECT, Library, TrialOutcomes
 from gati.exploration.measure import accuracy_curve, held_out_probabilities
 from gati.exploration.planning import GroupPlanner
@@ -328,8 +329,11 @@ class TrainingStages:
             trial.variant if reads_input(trial.variant) else trial.block: trial
             for trial in sorted(trials, key=worth)
         }
+        usual = usual_answer(self.prepared.held_out.base_class, self.prepared.inputs.split)
         for trial in best.values():
             better = "" if trial.status == "trained" else f", {trial.reason}"
+            if usual.is_all(trial):
+                better = ", no better than always giving the network's most frequent answer"
             self.progress.note(
                 f"{trial.variant} at {trial.block}: hit rate {percent(trial.hit_rate_at_97 or 0.0, 0)} at "
                 f"agreement 0.97, {percent(trial.hit_rate_at_99 or 0.0, 0)} at 0.99{better}"
