@@ -14,6 +14,7 @@ from gati.types import Trial
 from gati.units import percent
 
 _STANDARD_ERRORS = 3.0  # what knows nothing agrees on more than this only once in a thousand trials
+_COARSE = 0.1  # with a larger one, too few inputs tell anything
 _USEFUL = 0.05  # hit rate at 97 % agreement: where one class is that frequent, its name is an answer
 
 
@@ -24,11 +25,15 @@ class Usual(NamedTuple):
     inputs: int
 
     def is_all(self, trial: Trial) -> bool:
-        """Whether a trained cache agrees no more often than this answer does, and so has learned nothing."""
+        """Whether a trained cache has learned nothing: it agrees not clearly more often than this answer.
+
+        False if there are too few inputs to tell.
+        """
         if trial.status != "trained" or not trial.images_seen or trial.agreement is None:
             return False
         chance = _STANDARD_ERRORS * sqrt(self.share * (1 - self.share) / self.inputs)
-        return trial.agreement <= self.share + chance and (trial.hit_rate_at_97 or 0.0) < _USEFUL
+        useful = (trial.hit_rate_at_97 or 0.0) >= _USEFUL
+        return chance <= _COARSE and not useful and trial.agreement <= self.share + chance
 
 
 def usual_answer(base_class: npt.NDArray[np.int64], split: npt.NDArray[np.uint8]) -> Usual:
@@ -45,7 +50,7 @@ def told_if_nothing(trials: Iterable[Trial], usual: Usual, train_inputs: int) ->
     passes = max(trial.images_seen for trial in trained) / train_inputs
     return (
         f"training taught the caches nothing: after {passes:.3g} passes over the training inputs none agrees "
-        f"with the network more often than its most frequent answer does ({percent(usual.share, 0)}). If "
-        "these passes are few, give it more time; otherwise check that --train-data is like --data, and if "
-        "it is, report this as a defect"
+        "with the network clearly more often than its most frequent answer does "
+        f"({percent(usual.share, 0)}). If these passes are few, give it more time; otherwise check that "
+        "--train-data is like --data, and if it is, report this as a defect"
     )

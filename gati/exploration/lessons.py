@@ -21,11 +21,10 @@ from gati.exploration.fronts import Front, Fronts
 from gati.exploration.memory import spare_bytes
 from gati.exploration.precision import training_precision
 from gati.exploration.recipes import Emphasis
-from gati.exploration.remembered import BatchMemory, rounded, type_that_keeps
+from gati.exploration.remembered import MOST_KEPT_BYTES, BatchMemory, rounded, type_that_keeps
 from gati.exploration.views import ViewedBatch, Viewer
 from gati.model.entry import INPUT
 
-_MOST_KEPT_BYTES = 2**30  # of answers, and of each kind of views
 _WORTH_KEEPING = 0.5  # views that hold more than this share of an input's values are computed again
 
 
@@ -95,7 +94,7 @@ class InputLessons:
         self.engine_name, self.fresh_s = engine, 0.0
         self._engine: Engine | None = None
         self._clock, self._rounds = clock, rounds
-        self._kept_bytes = spare_bytes(_MOST_KEPT_BYTES, device)
+        self._kept_bytes = spare_bytes(MOST_KEPT_BYTES, device)
         self._answers = BatchMemory(rounds, viewer.places, self._kept_bytes) if rounds else None
         self._views: dict[Front, BatchMemory] = {}
         self._mixed: dict[ViewedBatch, bool] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from typing import NamedTuple
@@ -64,23 +65,34 @@ def affordable_steps(budget_s: float, pace: Pace, *, steps_per_round: int, round
     return int((budget_s - rounds * steps_per_round * pace.answer_s) / pace.learn_s)
 
 
-def rounds_for(
-    budget_s: float, pace: Pace, *, steps_per_round: int, fewest: int | None, most: int
-) -> int | None:
-    """Return how many rounds of views to train on in `budget_s` seconds; None if `fewest` is None.
+class Rounds(NamedTuple):
+    """How many rounds of views are useful.
 
-    New views teach more than those already shown, but each costs an answer of the base model. So up to `most`
-    rounds there are as many as can be shown twice.
+    New views teach more than those already shown, but each costs an answer of the base model. So up to
+    `enough` rounds there are as many as can be shown twice. If the costs are known, there are up to `most` as
+    many as can be shown more often, because a student learns by heart what it sees many times: the more an
+    answer costs, the more often.
     """
-    if fewest is None:
-        return None
-    a_round_s = steps_per_round * (pace.answer_s + SHOWINGS * pace.learn_s)
-    return max(fewest, min(most, int(budget_s / a_round_s) if a_round_s > 0 else most))
 
+    fewest: int
+    enough: int
+    most: int  # for whose answers there is memory
 
-def rounds_in(steps: int, *, steps_per_round: int, fewest: int | None, most: int) -> int | None:
-    """Return how many rounds of views to train on in `steps` steps, as `rounds_for` does for a time."""
-    return None if fewest is None else max(fewest, min(most, steps // (SHOWINGS * steps_per_round)))
+    def within(self, budget_s: float, pace: Pace, *, steps_per_round: int) -> int:
+        """Return how many rounds to train on in `budget_s` seconds."""
+
+        def shown(times: float) -> int:
+            a_round_s = steps_per_round * (pace.answer_s + times * pace.learn_s)
+            return int(budget_s / a_round_s) if a_round_s > 0 else self.most
+
+        # about where one more showing teaches as much in its time as a new view does
+        often = 1.0 + 2.0 * math.sqrt(pace.answer_s / pace.learn_s) if pace.learn_s > 0 else 0.0
+        further = min(self.most, shown(max(SHOWINGS, often)))
+        return max(self.fewest, min(self.enough, shown(SHOWINGS)), further)
+
+    def in_steps(self, steps: int, *, steps_per_round: int) -> int:
+        """Return how many rounds to train on in so many steps, whatever these cost."""
+        return max(self.fewest, min(self.enough, steps // (SHOWINGS * steps_per_round)))
 
 
 class Course(NamedTuple):

@@ -22,8 +22,10 @@ from gati.exploration.groups import (
     group_training,
     in_smaller_batches,
 )
-from gati.exploration.memory import fitting, may_be_short, need_of
+from gati.exploration.memory import fitting, may_be_short, need_of, spare_bytes
 from gati.exploration.pace import LATENESS, Pace
+from gati.exploration.recipes import Recipe
+from gati.exploration.remembered import MOST_KEPT_BYTES
 from gati.exploration.schedule import (
     ProbeSize,
     affordable,
@@ -92,7 +94,7 @@ class GroupPlanner:
 
     def _timed(self, task: GroupTask, allowed_s: float, *, students: bool) -> StagePlan | None:
         inputs, batch_size = len(self.classroom.train), batch_size_of(self.classroom, task)
-        recipe, on_cuda = task.lesson.recipe, self.classroom.device.type == "cuda"
+        recipe, on_cuda = self._recipe(task), self.classroom.device.type == "cuda"
         if not self._is_worth(batch_size * self.answer_s / _FASTER, allowed_s):
             return None
         calls = calls_to_choose(self.classroom.device) if students else 0
@@ -119,6 +121,11 @@ class GroupPlanner:
             most_steps=most if by_time else None,
         )
 
+    def _recipe(self, task: GroupTask) -> Recipe:
+        """The recipe, with the memory for answers. Where these hold features, there are no further rounds."""
+        kept_bytes = 0 if task.lesson.feature_block else spare_bytes(MOST_KEPT_BYTES, self.classroom.device)
+        return task.lesson.recipe.keeping(self.classroom.classes, kept_bytes)
+
     def _found_pace(
         self, task: GroupTask, size: ProbeSize, allowed_s: float, *, students: bool
     ) -> tuple[str | None, Pace, float]:
@@ -129,7 +136,7 @@ class GroupPlanner:
             probe = self._probed_in_a_crowd(task, size) if alone else self._probed(task, size)
             pace = self._pace_of_batch(task, probe, students=students)
             quantised = students and self._may_answer_in_8_bits()
-            if quantised and pays_quantising(allowed_s, pace, inputs, batch_size, task.lesson.recipe):
+            if quantised and pays_quantising(allowed_s, pace, inputs, batch_size, self._recipe(task)):
                 other, opening_s = self._probed_in_8_bits(task, size, probe)
                 if other is not probe:
                     return other.engine_name, self._pace_of_batch(task, other, students=True), opening_s

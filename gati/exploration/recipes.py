@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from gati.exploration.muon import Muon
+from gati.exploration.remembered import KEPT_TYPE
 
-_ENOUGH_VIEWS = 300_000  # six rounds of 50,000 inputs: with more, students learn no more
+_ENOUGH_VIEWS = 300_000  # six rounds of 50,000 inputs: further ones pay only where these are shown often
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Recipe:
     warm_up: float = 0.15  # share of training in which the learning rate rises
     mixed: float = 0.0  # share of batches whose inputs are mixed with each other
     rounds: int | None = None  # fewest rounds of views, after which the first ones repeat; None: never
+    # for so many views there is memory to keep the base model's answers; None: for all
+    kept_views: int | None = None
     soft_weight: float = 0.5
     average_decay: float = 0.0  # of the running average of weights, which is the result; 0: no average
     feature_weight: float = 1.0  # of the loss on hidden outputs, if a block is named for it
@@ -37,9 +40,13 @@ class Recipe:
     most_inputs: int | None = None  # per batch
 
     @property
-    def most_views(self) -> int | None:
-        """The number of different views that suffice; None if further rounds show nothing new."""
+    def enough_views(self) -> int | None:
+        """The number of views that are worth showing twice each; None if further rounds show nothing new."""
         return _ENOUGH_VIEWS if self.mixed else None
+
+    def keeping(self, classes: int, memory_bytes: int) -> Recipe:
+        """The same if that memory keeps answers of so many classes for when their views are shown again."""
+        return replace(self, kept_views=memory_bytes // (KEPT_TYPE.itemsize * classes))
 
 
 EXITS = Recipe()

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from gati.exploration.views import ViewedBatch
 
+KEPT_TYPE = torch.float16
+MOST_KEPT_BYTES = 2**30  # of answers, and of each kind of views
 _MOST_ROUNDING = 0.1  # of a value, relative to its standard deviation over inputs
 _CONSTANT = 1e-6  # a smaller spread, relative to the value, is no difference
 
@@ -18,7 +20,11 @@ class BatchMemory:
     """
 
     def __init__(
-        self, rounds: int, places: int, limit_bytes: int = 2**30, dtype: torch.dtype = torch.float16
+        self,
+        rounds: int,
+        places: int,
+        limit_bytes: int = MOST_KEPT_BYTES,
+        dtype: torch.dtype = KEPT_TYPE,
     ) -> None:
         self._slots, self._places, self._limit_bytes = rounds * places, places, limit_bytes
         self._dtype = dtype
@@ -51,7 +57,7 @@ class BatchMemory:
         return batch.round * self._places + batch.place
 
 
-def rounded(rows: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
+def rounded(rows: Tensor, dtype: torch.dtype = KEPT_TYPE) -> Tensor:
     """Return a tensor as `dtype`; values beyond its range become its largest, not infinity."""
     limits = torch.finfo(dtype)
     return rows.clamp(limits.min, limits.max).to(dtype)
@@ -66,4 +72,4 @@ def type_that_keeps(view: Tensor) -> torch.dtype:
     error = (view - rounded(view).float()).abs().amax(0)
     spread = view.std(0, correction=0)
     varies = spread > _CONSTANT * view.abs().amax(0)
-    return torch.float32 if bool((varies & (error > _MOST_ROUNDING * spread)).any()) else torch.float16
+    return torch.float32 if bool((varies & (error > _MOST_ROUNDING * spread)).any()) else KEPT_TYPE

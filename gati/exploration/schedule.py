@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gati.errors import DataError
-from gati.exploration.pace import SHOWINGS, Pace, affordable_steps, rounds_for, rounds_in
+from gati.exploration.pace import SHOWINGS, Pace, Rounds, affordable_steps
 from gati.exploration.recipes import Recipe
 from gati.types import BlockProfile
 from gati.units import format_bytes, percent
@@ -190,25 +190,27 @@ def most_steps(training_inputs: int, batch_size: int, *, students: bool) -> int:
     return max(epochs * steps_an_epoch(training_inputs, batch_size), steps)
 
 
-def most_rounds(training_inputs: int, batch_size: int, recipe: Recipe) -> int:
-    """The most rounds of views of the training inputs for a recipe whose views repeat."""
-    fewest = recipe.rounds or 1
-    if recipe.most_views is None:
-        return fewest
-    enough = math.ceil(recipe.most_views / max(1, training_inputs))
-    steps = most_steps(training_inputs, batch_size, students=True)
+def useful_rounds(training_inputs: int, batch_size: int, recipe: Recipe) -> Rounds | None:
+    """The useful rounds of views of the training inputs; None for a recipe whose views never repeat."""
+    fewest = recipe.rounds
+    if fewest is None:
+        return None
+    if recipe.enough_views is None:
+        return Rounds(fewest, fewest, fewest)
     an_epoch = steps_an_epoch(training_inputs, batch_size)
-    return rounds_in(steps, steps_per_round=an_epoch, fewest=fewest, most=enough) or fewest
+    epochs = most_steps(training_inputs, batch_size, students=True) // an_epoch
+    most = epochs // SHOWINGS
+    enough = min(math.ceil(recipe.enough_views / max(1, training_inputs)), most)
+    if recipe.kept_views is not None:
+        most = min(most, recipe.kept_views // max(1, training_inputs))
+    return Rounds(fewest, enough, most)
 
 
 def rounds_of_steps(steps: int, training_inputs: int, batch_size: int, recipe: Recipe) -> int | None:
     """Rounds of views in `steps` steps of a recipe; None if its views never repeat."""
-    return rounds_in(
-        steps,
-        steps_per_round=steps_an_epoch(training_inputs, batch_size),
-        fewest=recipe.rounds,
-        most=most_rounds(training_inputs, batch_size, recipe),
-    )
+    useful = useful_rounds(training_inputs, batch_size, recipe)
+    an_epoch = steps_an_epoch(training_inputs, batch_size)
+    return None if useful is None else useful.in_steps(steps, steps_per_round=an_epoch)
 
 
 def answered_batches(
@@ -221,17 +223,18 @@ def answered_batches(
     fewest rounds twice. If that is less than half, they get half, unless steps would show each view more than
     30 times.
     """
-    if recipe.rounds is None or pace.answer_s < _DEAR_ANSWERS * pace.learn_s:
+    useful = useful_rounds(training_inputs, batch_size, recipe)
+    if useful is None or pace.answer_s < _DEAR_ANSWERS * pace.learn_s:
         return None
     an_epoch = steps_an_epoch(training_inputs, batch_size)
-    needed = max(LEAST_STUDENT_STEPS, SHOWINGS * recipe.rounds * an_epoch)
+    needed = max(LEAST_STUDENT_STEPS, SHOWINGS * useful.fewest * an_epoch)
     _, steps = _with_whole_rounds(left_s, pace, training_inputs, batch_size, recipe)
     if steps >= needed:
         return None
     half = left_s / 2 / pace.answer_s
     enough = left_s / (pace.answer_s + _MOST_SHOWINGS * pace.learn_s)
     others = (left_s - needed * pace.learn_s) / pace.answer_s
-    most = most_rounds(training_inputs, batch_size, recipe) * an_epoch
+    most = max(useful.fewest, useful.enough) * an_epoch
     return max(1, min(most, int(max(half, enough, others))))
 
 
@@ -305,8 +308,8 @@ def _with_whole_rounds(
 ) -> tuple[int | None, int]:
     """The rounds of views of all inputs, and the steps that fit into a time with them."""
     an_epoch = steps_an_epoch(training_inputs, batch_size)
-    most = most_rounds(training_inputs, batch_size, recipe)
-    rounds = rounds_for(left_s, pace, steps_per_round=an_epoch, fewest=recipe.rounds, most=most)
+    useful = useful_rounds(training_inputs, batch_size, recipe)
+    rounds = None if useful is None else useful.within(left_s, pace, steps_per_round=an_epoch)
     return rounds, affordable_steps(left_s, pace, steps_per_round=an_epoch, rounds=rounds)
 
 

@@ -333,7 +333,7 @@ class TrainingStages:
         for trial in best.values():
             better = "" if trial.status == "trained" else f", {trial.reason}"
             if usual.is_all(trial):
-                better = ", no better than always giving the network's most frequent answer"
+                better = ", not clearly better than always giving the network's most frequent answer"
             self.progress.note(
                 f"{trial.variant} at {trial.block}: hit rate {percent(trial.hit_rate_at_97 or 0.0, 0)} at "
                 f"agreement 0.97, {percent(trial.hit_rate_at_99 or 0.0, 0)} at 0.99{better}"

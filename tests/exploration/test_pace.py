@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,14 +15,15 @@ from gati.exploration.pace import (
     LATENESS,
     Course,
     Pace,
+    Rounds,
     Stopwatch,
     affordable_steps,
-    rounds_for,
-    rounds_in,
 )
-from gati.exploration.recipes import STUDENTS, recipe_of_students
-from gati.exploration.schedule import most_rounds
+from gati.exploration.recipes import EXITS, STUDENTS, recipe_of_students
+from gati.exploration.remembered import BatchMemory
+from gati.exploration.schedule import rounds_of_steps, useful_rounds
 from gati.exploration.state import StagePlan
+from gati.exploration.views import ViewedBatch
 
 
 def spent_s(steps: int, pace: Pace, steps_per_round: int, rounds: int | None) -> float:
@@ -74,37 +76,79 @@ def test_without_a_pace_no_number_of_steps_is_made_up() -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     st.floats(0, 1000), st.floats(0.0, 2.0), st.floats(0.1, 2.0), st.integers(1, 20), st.integers(1, 8),
-    st.integers(0, 50),
+    st.integers(0, 50), st.integers(0, 50),
 )  # fmt: skip
-def test_further_rounds_of_views_are_those_that_can_be_shown_twice(
-    budget_s: float, answer_s: float, learn_s: float, steps_per_round: int, fewest: int, more: int
+def test_further_rounds_of_views_are_those_that_can_be_shown_twice_or_later_more_often(
+    budget_s: float, answer_s: float, learn_s: float, steps_per_round: int, fewest: int, more: int, rest: int
 ) -> None:
-    pace, most = Pace(answer_s, learn_s), fewest + more
-    rounds = rounds_for(budget_s, pace, steps_per_round=steps_per_round, fewest=fewest, most=most)
-    assert rounds is not None and fewest <= rounds <= most
+    pace, enough, most = Pace(answer_s, learn_s), fewest + more, fewest + more + rest
+    rounds = Rounds(fewest, enough, most).within(budget_s, pace, steps_per_round=steps_per_round)
+    assert fewest <= rounds <= most
 
-    def steps(with_rounds: int) -> int:
-        return affordable_steps(budget_s, pace, steps_per_round=steps_per_round, rounds=with_rounds)
+    def showings(with_rounds: int) -> float:
+        steps = affordable_steps(budget_s, pace, steps_per_round=steps_per_round, rounds=with_rounds)
+        return steps / (with_rounds * steps_per_round)
 
+    often = max(2.0, 1 + 2 * (answer_s / learn_s) ** 0.5)
+    a_step = 1 / (rounds * steps_per_round)
     if rounds > fewest:
-        assert steps(rounds) >= 2 * rounds * steps_per_round - 1
+        assert showings(rounds) >= (2 if rounds <= enough else often) - a_step
     if rounds < most:
-        assert steps(rounds + 1) <= 2 * (rounds + 1) * steps_per_round
+        assert showings(rounds + 1) <= (2 if rounds < enough else often)
 
 
-def test_many_inputs_are_shown_in_the_fewest_rounds_and_few_in_more() -> None:
-    many, few = most_rounds(50_000, 128, STUDENTS), most_rounds(2_560, 128, STUDENTS)
-    assert rounds_in(33 * 390, steps_per_round=390, fewest=6, most=many) == 6
-    assert rounds_in(4000, steps_per_round=20, fewest=6, most=few) == 100
-    assert rounds_in(4000, steps_per_round=20, fewest=6, most=50) == 50
-    assert rounds_in(100, steps_per_round=20, fewest=6, most=50) == 6
-    assert rounds_in(100, steps_per_round=20, fewest=None, most=50) is None
-    assert rounds_for(60.0, Pace(0.1, 0.1), steps_per_round=3, fewest=None, most=50) is None
+def test_the_more_an_answer_costs_the_more_often_its_view_is_shown() -> None:
+    useful, showings = Rounds(6, 6, 10_000), []
+    for answer_s in (0.05, 0.2, 0.8, 3.2):
+        pace = Pace(answer_s, 0.1)
+        rounds = useful.within(200_000.0, pace, steps_per_round=390)
+        steps = affordable_steps(200_000.0, pace, steps_per_round=390, rounds=rounds)
+        showings.append(steps / (rounds * 390))
+    assert showings == sorted(showings) and 2 < showings[0] < 3 and 12 < showings[-1] < 14
+
+
+def test_many_inputs_are_shown_in_the_fewest_rounds_unless_they_are_shown_very_often() -> None:
+    many, few = useful_rounds(50_000, 128, STUDENTS), useful_rounds(2_560, 128, STUDENTS)
+    assert many is not None and few is not None
+    pace = Pace(0.1, 0.1)
+    assert many.within((6 + 12) * 39.0, pace, steps_per_round=390) == 6
+    assert many.within((6 + 24) * 39.0, pace, steps_per_round=390) == 7
+    assert many.within((6 + 127) * 39.0, pace, steps_per_round=390) == 33
+    assert many.in_steps(127 * 390, steps_per_round=390) == 6, "it is not known what further answers cost"
+    assert few.in_steps(4000, steps_per_round=20) == 100
+    assert few.in_steps(100, steps_per_round=20) == 6
+
+
+@given(st.integers(2, 30_000), st.integers(2**20, 2**30), st.integers(1, 300))
+def test_further_rounds_are_those_that_are_kept(classes: int, memory_bytes: int, batches: int) -> None:
+    useful = useful_rounds(batches * 128, 128, STUDENTS.keeping(classes, memory_bytes))
+    assert useful is not None
+    rounds = useful.within(1e9, Pace(0.1, 0.1), steps_per_round=batches)
+    rows = memory_bytes // (2 * classes)
+    assert rounds <= max(useful.fewest, useful.enough, rows // (batches * 128))
+
+
+def test_what_is_planned_is_kept() -> None:
+    answers = torch.zeros(128, 10)
+    memory_bytes = 40 * answers.numel() * 2
+    useful = useful_rounds(3 * 128, 128, replace(STUDENTS, mixed=1e-9).keeping(10, memory_bytes))
+    assert useful is not None
+    rounds = Rounds(1, 1, useful.most).within(1e9, Pace(0.1, 0.1), steps_per_round=3)
+    kept = BatchMemory(rounds, 3, memory_bytes)
+    batches = [ViewedBatch(number, place) for number in range(rounds) for place in range(3)]
+    for batch in batches:
+        kept.put(batch, answers)
+    assert rounds == 13 and all(kept.get(batch) is not None for batch in batches)
+
+
+def test_views_that_never_repeat_have_no_rounds() -> None:
+    assert useful_rounds(50_000, 128, EXITS) is None
+    assert rounds_of_steps(1_000, 50_000, 128, EXITS) is None
 
 
 def test_inputs_that_always_look_the_same_are_answered_once() -> None:
     tokens = recipe_of_students(torch.zeros(1, 8, dtype=torch.int64))
-    assert (tokens.rounds, most_rounds(500, 32, tokens)) == (1, 1)
+    assert useful_rounds(500, 32, tokens) == (1, 1, 1)
 
 
 @settings(max_examples=200, deadline=None)

@@ -58,7 +58,9 @@ def test_time_ends_a_training_that_is_shorter_than_useful(
     """Its pace is known from a few steps only: with more or fewer than planned it uses the same time."""
     monkeypatch.setattr(GroupPlanner, "_fitting", lambda _, task: task)
     monkeypatch.setattr(GroupPlanner, "_found_pace", lambda *_, students: ("torch", Pace(0.1, 0.1), 0.0))
-    classroom: Any = SimpleNamespace(train=range(50_000), batch_size=128, device=torch.device("cpu"))
+    classroom: Any = SimpleNamespace(
+        train=range(50_000), batch_size=128, classes=10, device=torch.device("cpu")
+    )
     budget = Budget(None, lambda: 0.0, 0.0, SimpleNamespace(spent_s=0.0))  # type: ignore[arg-type]
     executor: Any = SimpleNamespace(concurrent=concurrent)
     lesson = GroupLesson("students", STUDENTS, Augmentation())

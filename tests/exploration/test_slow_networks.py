@@ -235,6 +235,9 @@ def test_answers_are_kept_only_for_the_same_inputs_and_only_if_they_are_whole(tm
         first.forget()
         first.collect([torch.zeros(3, 2)] * 5)
         assert sorted(state.answers_path.iterdir())
+    last = sorted(state.answers_path.iterdir())[-1]
+    last.write_bytes(last.read_bytes()[:-4])  # as a disk that fails leaves it
+    assert len(KeptAnswers(state, budget, "these", "network", lambda _: True)) == 0
 
 
 @pytest.mark.slow
@@ -272,7 +275,7 @@ def test_a_library_without_any_cache_is_not_what_a_budget_ends_with(
     TIME.reset(0.2)
     slow.setattr("gati.exploration.planning.is_worth_a_step", lambda *_: False)
     with pytest.raises(
-        DataError, match=r"^the budget of 240 s was too short to train anything: .* 8m or more$"
+        DataError, match=r"^the budget of 240 s was too short to train anything: .* 8m or more"
     ):
         explore(NET, **files, out=tmp_path, variants=["student(8)"], budget_s=240, clock=TIME)
     assert not (tmp_path / "manifest.json").exists() and not (tmp_path / ".state").exists()
@@ -396,10 +399,10 @@ def test_a_little_more_time_is_never_much_less_training(pace: Pace, inputs: int,
 
 
 def test_a_network_that_answers_fast_enough_shows_new_views_twice() -> None:
-    """Which teaches more than to show half as many more often."""
-    for left_s in (600.0, 900.0, 1_300.0):
+    """Which teaches more than to show half as many more often; what has been shown often gives way, too."""
+    for left_s, enough in ((600.0, 7), (900.0, 7), (1_300.0, 10)):
         steps, rounds, places = affordable(left_s, Pace(0.17, 0.03), 47_000, 128, STUDENTS, students=True)
-        assert (rounds, places) == (7, None) and steps > 2 * 7 * 367
+        assert (rounds, places) == (enough, None) and steps > 2 * enough * 367
 
 
 def test_the_network_answers_again_to_measure_exits_and_not_students() -> None:
