@@ -137,8 +137,8 @@ class Recall:
     def look(self, x: Tensor, place: str | None, *, alone: bool = False, asked: bool = True) -> Looked | None:
         """Look up an input [1, ...] of that place; None without a place, or if its numbers compare nothing.
 
-        `alone`: the reference answers the request if memory does not; if that is decided later, see
-        `Looked.where`. `asked` False: only to know its scene, and to learn from it.
+        `alone`: the reference answers the request if memory does not, and not only in new scenes; if that is
+        decided later, see `Looked.where`. `asked` False: only to know its scene, and to learn from it.
         """
         if place is None or not x.is_floating_point() or not _is_usual(sketched := sketch(x)):
             with self._lock:

@@ -2,11 +2,12 @@
 
 Memory has one ladder for each of two cases:
 
-- Caches answer the requests that memory does not. Memory keeps the promise on its own answers and the caches
-  keep it on the rest, so all answers keep it. Only audits of answers that a setting gives, or would give,
-  count.
-- Memory is `alone`: the reference answers the other requests, and is right by definition. Memory may then be
-  wrong on the tolerated share of *all requests*. The certificate of `gati compose` counts in the same way.
+- Caches answer the requests that memory does not, at least outside of new scenes. Memory keeps the promise on
+  its own answers and the caches keep it on the rest, so all answers keep it. Only audits of answers that a
+  setting gives, or would give, count.
+- Memory is `alone`: the reference answers the other requests, and not only in new scenes, and is right by
+  definition. Memory may then be wrong on the tolerated share of *all requests*. The certificate of
+  `gati compose` counts in the same way.
 """
 
 from __future__ import annotations

@@ -37,7 +37,10 @@ class Looked(NamedTuple):
     repeated: bool = False
 
     def where(self, *, alone: bool) -> Looked:
-        """The same lookup, where the reference (`alone`) or caches answer the request if memory does not."""
+        """The same lookup, once it is known what answers the request if memory does not.
+
+        `alone`: the reference, and not only in new scenes; otherwise caches.
+        """
         return self._replace(confident=self.asked and self.intents[0 if alone else -1].confident)
 
     @property

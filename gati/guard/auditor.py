@@ -73,8 +73,9 @@ class Decided(Generic[Version]):
     proven elsewhere. All such requests are looked up, and what these caches would have said is heard apart
     from guards and proofs (`Counting.apart`), as they do not answer them: at most, caches stop. Nor are they
     audits of the answer given: memory and the counts of audits would look better than they are. `alone`: the
-    reference answers if memory does not. `recalls`: memory may answer, before lookups only if caches are
-    judged by what it leaves (`after_memory`). `post` is None if the version has nothing to watch.
+    reference answers if memory does not, and not only in new scenes. `recalls`: memory may answer, before
+    lookups only if caches are judged by what it leaves (`after_memory`). `post` is None if the version has
+    nothing to watch.
     """
 
     post: Post[Version] | None
@@ -193,11 +194,13 @@ class Auditor(Generic[Version]):
         counting = None if post is None else post.counting(new_scene=doubts, repeated=repeated)
         level = 0 if counting is None else counting.level
         doubted = doubts and counting is not None and counting.watch.proven_on > 0
-        may_hit = not late and (post is None or unguarded or (level > 0 and not doubted))
+        elsewhere = not late and (post is None or unguarded or level > 0)  # than in new scenes
+        may_hit = elsewhere and not doubted
         drawn = draws.draw(more_samples)
         lookups = may_hit and lookups_pay
         after_memory = post is not None and post.after_memory
-        alone = post is None or (not lookups and (self.exact or not may_hit))
+        # not where caches answer all but new scenes: what both may get wrong would add up
+        alone = post is None or not elsewhere or (self.exact and not lookups_pay)
         proof = None if self.memory is None else self.memory.proving
         decided = Decided(
             post,

@@ -22,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gati.errors import ConfigError
-from services.hosts import is_loopback
+from gati.hosts import is_loopback
 from services.live.state import LiveState
 
 _HTML = Path(__file__).with_name("page.html").read_text(encoding="utf-8")

@@ -558,6 +558,19 @@ def test_it_learns_alike_before_and_after_it_may_answer() -> None:
     assert run.recall._labelled._taken == before[1] + 1
 
 
+def test_requests_drawn_for_a_proof_alone_count_for_it_and_for_no_guard() -> None:
+    """Audits of guards are drawn from all requests at one rate, and these are not."""
+    run = Run()
+    for _, (x, base) in zip(range(800), Place(1), strict=False):
+        looked = run.recall.look(x, "gate", alone=True)
+        assert looked is not None
+        run.recall.learn(looked, base, drawn=False, tried=True)
+    assert run.recall.serves
+    assert {
+        guard["audits"] for each in run.recall.state()["ladders"] for guard in each["ladder"]["guards"]
+    } == {0}
+
+
 def test_audits_of_before_an_alarm_say_nothing_about_what_comes_after() -> None:
     run, place = Run(drawn=1.0), Place(9)
     run(place, 1200)

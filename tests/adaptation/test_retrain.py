@@ -516,6 +516,17 @@ def test_what_was_held_out_stays_held_out_for_every_later_window_and_process(
     assert numbers is not None and numbers[-1] == window.number[-1] + 1
 
 
+def test_where_memory_is_short_the_newest_inputs_are_kept_with_all_that_belongs_to_them() -> None:
+    numbers = np.arange(5, dtype=np.int64)
+    rows = torch.arange(5.0).reshape(5, 1)
+    window = Window(rows, numbers, rows.repeat(1, 2), numbers.astype(np.float64), {"block": rows}, numbers)
+    newest = window.newest(2)
+    assert newest.base_probabilities is not None and newest.weights is not None and newest.number is not None
+    of_each = (newest.inputs[:, 0], newest.base_class, newest.base_probabilities[:, 1], newest.weights)
+    for part in (*of_each, newest.hidden["block"][:, 0], newest.number):
+        assert part.tolist() == [3, 4]
+
+
 def test_an_old_scene_is_found_again() -> None:
     day, night = stream(STRANGE, 100, seed=1), stream(STRANGE, 100, seed=2) * 0.3
     signatures = [scene_signature(day), scene_signature(night)]

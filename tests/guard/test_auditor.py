@@ -237,7 +237,7 @@ def test_in_a_new_scene_the_reference_answers_what_audits_have_proven_elsewhere(
         return auditor.decide(post, None, draws, room=lambda: True, new_scene=True, **options)
 
     doubted = decided(post)
-    assert not doubted.may_hit and not doubted.lookups and doubted.alone and doubted.doubted
+    assert not doubted.may_hit and not doubted.lookups and not doubted.alone and doubted.doubted
     assert [each for each, _ in doubted.shadows] == [post]
     for usual in (decided(Stream(None, 0).serving), decided(post, unguarded=True)):
         assert usual.lookups and not usual.doubted
@@ -390,6 +390,36 @@ def test_a_request_without_a_reference_counts_once_and_only_where_audits_count(g
     auditor.failed(decided, answer, needs.shadows)
     assert (auditor.audits, auditor.losses) == (guarded, guarded)
     assert (post.watch.audits, post.watch.losses) == (guarded, guarded)
+
+
+@pytest.mark.parametrize("drawn", [True, False], ids=["audit", "trial"])
+def test_a_request_without_a_reference_is_lost_for_what_is_on_trial_and_for_guards_if_it_was_drawn(
+    drawn: bool,
+) -> None:
+    """Where the reference fails for what is hard, versions on trial were proven by the rest."""
+    post, auditor = nested(), Auditor[str]()
+    trial = Post("trial", Watch(AGREEMENT, spend=Spending(DELTA).next, proven=False))
+    decided = auditor.decide(
+        post, trial, Draws(float(drawn), trials=1.0, seed=0), room=lambda: True, lookups_pay=drawn
+    )
+    needs = auditor.needs(decided, Given(TRUE))
+    assert needs is not None and decided.drawn.audit == drawn
+    auditor.failed(decided, Given(TRUE), needs.shadows)
+    proof = trial.watch.proof
+    assert proof is not None and (proof.audits, proof.losses) == (1, 1)
+    assert (post.watch.audits, post.watch.losses) == (drawn, drawn)
+
+
+def test_neither_memory_nor_caches_answer_while_audits_are_late() -> None:
+    """What is wrong would be found too late, for as long as the processor is busy."""
+    memory = Losing()
+    memory.serves = True
+    auditor, draws = Auditor[str](memory=memory), Draws(1.0, 1.0, trials=1.0, seed=0)
+    for late in (True, False):
+        for pays in (True, False):
+            decided = auditor.decide(nested(), None, draws, room=lambda: True, lookups_pay=pays, late=late)
+            assert (decided.may_hit, decided.looked_at) == (not late, not late)
+            assert decided.recalls == (not late and not pays)
 
 
 def test_while_the_base_model_answers_caches_are_proven_by_more_than_audits() -> None:

@@ -209,22 +209,33 @@ def test_over_a_whole_life_all_attempts_together_err_no_oftener_than_delta() -> 
     assert np.mean(attempts) >= 4
 
 
+ANSWERS = st.tuples(*[st.sampled_from((True, True, False, None))] * 2)
+
+
 @settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.tuples(st.booleans(), st.booleans()), max_size=150),
-    st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60),
-)
+@given(st.lists(ANSWERS, max_size=150), st.lists(ANSWERS, max_size=60), st.booleans())
 def test_it_goes_on_where_it_was_written_down(
-    before: list[tuple[bool, bool]], after: list[tuple[bool, bool]]
+    before: list[tuple[bool | None, ...]], after: list[tuple[bool | None, ...]], of_all: bool
 ) -> None:
     spending = Spending(DELTA)
-    one = Ladder(2, AGREEMENT, spending.next)
+    one = Ladder(2, AGREEMENT, spending.next, of_all=of_all)
     for agreed in before:
         one.audited(agreed)
     other = Ladder.from_json(json.loads(json.dumps(one.to_json())), spend=Spending(DELTA, spending.used).next)
     for agreed in after:
         assert one.audited(agreed) == other.audited(agreed)
     assert one.to_json() == other.to_json()
+
+
+def test_restarts_let_no_proof_count_more_of_what_its_setting_leaves() -> None:
+    """A setting that answers next to nothing would prove itself by restarts."""
+    ladder = Ladder(1, AGREEMENT, Spending(DELTA).next, of_all=True)
+    for agreed in [True] * 3 + [None] * 20:
+        ladder.audited([agreed])
+    for _ in range(3):
+        ladder = Ladder.from_json(ladder.to_json(), spend=Spending(DELTA).next)
+        ladder.audited([None])
+    assert ladder.proof is not None and ladder.proof.audits == 6
 
 
 @pytest.mark.parametrize("damage", [{"level": 3}, {"level": -1}, {"guards": []}, {"proofs": []}])

@@ -12,7 +12,7 @@ from gati.guard.auditor import Auditor, Decided, Given, Probed
 from gati.guard.draws import Draws
 from gati.guard.ladder import Ladder
 from gati.guard.posts import Post
-from gati.guard.proof import Spending
+from gati.guard.proof import Proof, Spending
 from gati.guard.watch import Event, Watch
 from gati.types import RECALL
 from tests.guard.named import RIGHT, TRUE, WRONG, said
@@ -162,3 +162,48 @@ def test_agreement_in_new_scenes_releases_nothing_and_is_not_saved() -> None:
     for _ in range(500):
         assert ladder.in_new_scene([True, True], deployed=1) is None
     assert ladder.to_json() == before
+
+
+class Memory:
+    """Memory that is proven: next to caches, where few of its answers may be wrong, and of all requests."""
+
+    proving: Proof | None = None
+    serves = True
+
+    def learn(self, looked: Any, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
+        pass
+
+    def lost(self, looked: Any, *, drawn: bool) -> None:
+        pass
+
+
+@pytest.mark.parametrize("after_memory", [True, False])
+def test_memory_in_new_scenes_and_caches_elsewhere_keep_one_promise(after_memory: bool) -> None:
+    """Memory had all that may be wrong of all requests for new scenes, and caches had it again elsewhere.
+
+    By the audits of each, both kept the promise for ever: 4.5 % were wrong where 3 % may be.
+    """
+    rest = proven_by_audits().watch
+    post = Post("serving", proven_by_audits().watch, rest=lambda: rest, is_after_memory=lambda: after_memory)
+    auditor, draws, random_ = Auditor[str](memory=Memory()), Draws(AUDITS, seed=0), random.Random(0)
+    alpha, wrong, new_scenes = 1.0 - AGREEMENT, 0.0, 0
+    for _ in range(2_000):
+        new = random_.random() < NEW
+        decided = auditor.decide(post, None, draws, room=lambda: True, new_scene=new)
+        of_memory = min(1.0, alpha / NEW) if decided.alone else alpha  # it knows what is of new scenes
+        assert decided.recalls == after_memory and decided.lookups != new
+        wrong += (of_memory if decided.recalls else 0.0) if new else alpha
+        new_scenes += new
+    assert new_scenes > 100 and wrong <= 2_000 * alpha + 1e-6
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_where_the_reference_answers_the_rest_anyway_memory_is_alone_in_new_scenes_too(exact: bool) -> None:
+    """An engine of reduced precision answers while lookups pause: there, memory is next to it."""
+    auditor, draws = Auditor[str](exact=exact, memory=Memory()), Draws(AUDITS, seed=0)
+    for new in (True, False):
+        unproven = auditor.decide(post_of("a", proven=False), None, draws, room=lambda: True, new_scene=new)
+        resting = auditor.decide(
+            proven_by_audits(), None, draws, room=lambda: True, new_scene=new, lookups_pay=False
+        )
+        assert unproven.alone and resting.alone == exact

@@ -668,6 +668,78 @@ def test_long_and_wicked_names_are_only_text(browser: Any, width: int) -> None:
         assert page.locator("img").count() == 1
 
 
+GRID = [[x * 64, y * 60, 64, 60] for y in range(4) for x in range(5)]
+OVERLAPS = """tags => tags.map(t => t.getBoundingClientRect()).filter((a, k, all) => all.slice(0, k).some(
+  b => a.left < b.right && a.right > b.left && a.top < b.bottom && a.bottom > b.top)).length"""
+
+
+@pytest.mark.parametrize("width", [320, 1280])
+def test_labels_of_many_regions_hide_none_of_each_other(browser: Any, width: int) -> None:
+    """On a phone, 44 pairs of 20 labels overlapped, as each was as wide as its text."""
+    state = LiveState("twenty", promise=0.97)
+    for region in GRID:
+        state.publish({**ANSWER, "class_name": "a class with a name of some length", "region": region})
+    state.frame(np.zeros((240, 320, 3), dtype=np.uint8))
+    with serve_page(state) as running, visit(browser, running.url, width) as page:
+        page.wait_for_selector("#marks .tag")
+        assert page.locator("#marks .tag").count() == len(GRID)
+        assert page.locator("#marks .tag").evaluate_all(OVERLAPS) == 0
+
+
+CUT = "tags => tags.filter(t => t.scrollWidth > t.clientWidth).map(t => t.textContent)"
+
+
+def test_labels_of_small_regions_far_apart_are_whole(browser: Any) -> None:
+    """From the ninth region on, all labels were as narrow as their regions, whatever the room was."""
+    state = LiveState("nine", promise=0.97)
+    for x in (20, 420, 820):
+        for y in (20, 220, 420):
+            state.publish({**ANSWER, "class_name": "tabby cat", "region": [x, y, 40, 40]})
+    state.frame(np.zeros((600, 1200, 3), dtype=np.uint8))
+    with serve_page(state) as running, visit(browser, running.url, 1280) as page:
+        page.wait_for_selector("#marks .tag")
+        tags = page.locator("#marks .tag")
+        assert tags.count() == 9 and tags.evaluate_all(CUT) == [] and tags.evaluate_all(OVERLAPS) == 0
+        assert tags.first.text_content() == "tabby cat 90 % at early"
+
+
+def test_a_crowded_label_keeps_its_width_with_the_next_pictures(browser: Any) -> None:
+    long = "a class with a name of some length"
+    state = LiveState("crowded", promise=0.97)
+
+    def show(others: str) -> None:
+        for region in GRID:
+            state.publish({**ANSWER, "class_name": long if region == GRID[0] else others, "region": region})
+
+    show(long)
+    state.frame(np.zeros((240, 320, 3), dtype=np.uint8))
+    with serve_page(state) as running, visit(browser, running.url, 320) as page:
+        page.wait_for_selector("#marks .tag")
+        first = page.locator("#marks .tag").first
+        width = first.evaluate("tag => tag.offsetWidth")
+        show("x")
+        page.wait_for_selector("#marks .tag:has-text('x 90 %')")
+        assert first.evaluate("tag => tag.offsetWidth") == width
+
+
+def test_names_of_any_script_leave_their_numbers_whole(browser: Any) -> None:
+    """A name from right to left stood between 73 and its percent sign; half an emoji was shown."""
+    state = LiveState("scripts", promise=0.97)
+    state.publish({**ANSWER, "class_name": "\u0633\u064a\u0627\u0631\u0629", "probability": 0.73})
+    state.publish({**ANSWER, "class_name": "x" + "\U0001f697" * 60, "region": [0, 0, 32, 32]})
+    state.frame(picture())
+    pieces = """tag => { const range = document.createRange(), rest = tag.lastChild;
+      range.setStart(rest, 0); range.setEnd(rest, rest.data.indexOf("%") + 1);
+      return range.getClientRects().length; }"""
+    with serve_page(state) as running, visit(browser, running.url) as page:
+        page.wait_for_selector("#marks .tag")
+        assert page.locator("#marks .tag").first.evaluate(pieces) == 1
+        cells = page.locator("#answers td:nth-child(2)")
+        assert cells.count() == 2 and cells.evaluate_all(
+            "all => all.every(c => c.textContent.isWellFormed())"
+        )
+
+
 def test_a_lost_server_is_told_and_found_again(browser: Any, tmp_path: Path) -> None:
     state = scene("running")
     running = serve_page(state)
