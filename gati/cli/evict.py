@@ -330,7 +330,13 @@ def _train_continuation(
 
     if flat or limit is not None:
         raise EvictError("--flat and --limit are for traces; leave them out with --dialogues")
-    trained = train_continuation(read_dialogues(path), out, encoder=encoder, seed=seed)
+    trained = train_continuation(
+        read_dialogues(path),
+        out,
+        encoder=encoder,
+        seed=seed,
+        progress=render.counter("prompts encoded"),
+    )
     typer.echo(
         f"wrote {out}, trained on {trained['prompts']} prompts of {trained['dialogues']} dialogues; "
         f"Matthews' correlation on the others {trained['mcc']:.2f}"

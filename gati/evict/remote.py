@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from ipaddress import ip_address
 from reprlib import repr as shortened
 from types import TracebackType
 from typing import Any, Self
 
 from gati.errors import EvictError, RequestError, UnavailableError
+from gati.hosts import is_loopback
 
 Message = Mapping[str, Any]  # role and content
 
@@ -43,7 +43,7 @@ class ContinuationClient:
             # for https only: the certificates of all authorities take long to read
             verify = url.lower().startswith("https:") and httpx.create_ssl_context()
             # a proxy would look for this machine's service on the proxy's; with a transport, none is used
-            direct = httpx.HTTPTransport(verify=verify) if _is_here(httpx.URL(url).host) else None
+            direct = httpx.HTTPTransport(verify=verify) if is_loopback(httpx.URL(url).host) else None
             self._client = httpx.Client(
                 base_url=url, headers=headers, timeout=timeout_s, verify=verify, transport=direct
             )
@@ -115,14 +115,6 @@ class ContinuationClient:
             f"what responds at {self._url} is no eviction service: it answered {shortened(found)} instead of "
             "a probability per conversation"
         )
-
-
-def _is_here(host: str) -> bool:
-    """Whether a name or address is this machine's."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _with_messages(messages: Sequence[Message]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,15 +12,17 @@ import pytest
 import torch
 
 from gati.cli import run
-from gati.errors import EvictError
+from gati.errors import EvictError, StorageError
 from gati.evict.predict.continuation import MOST, matthews
 from gati.evict.predict.continuation_stored import load_continuation, save_encoded
 from gati.evict.predict.encoded import EncodedContinuation, PromptEncoder, fit_encoded
 from gati.evict.trace.dialogues import Prompts
-from gati.evict.train import samples_of
+from gati.evict.train import samples_of, train, train_continuation
 from gati.model.bert import BertSettings, SentenceEncoder
 from services.eviction.continuations import Continuations
+from tests.evict.naive import tree_trace
 from tests.evict.talking import talks, write
+from tests.permissions import close
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 LENGTH = 96
@@ -169,7 +172,47 @@ def test_it_is_trained_from_a_terminal(
     assert run(asked) == 0
     assert "Matthews' correlation on the others 0." in capsys.readouterr().out
     assert isinstance(load_continuation(out), EncodedContinuation)
-    assert run([*asked[:5], str(tmp_path), "--out", str(out)]) == 2
-    assert "has no usable encoder" in capsys.readouterr().err
+    for elsewhere in (str(tmp_path), "sentence-transformers/all-MiniLM-L6-v2"):  # nothing is downloaded
+        assert run([*asked[:5], elsewhere, "--out", str(out)]) == 2
+        assert (
+            f"{elsewhere} has no usable encoder: there is no config.json; give the folder of a BERT with "
+            "config.json, model.safetensors, tokenizer.json" in capsys.readouterr().err
+        )
     assert run(["evict", "train", str(dialogues), "--encoder", str(folder), "--out", str(out)]) == 2
     assert "--encoder requires --dialogues" in capsys.readouterr().err
+
+
+def test_an_encoder_in_a_closed_folder_or_of_a_long_name_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close(monkeypatch, folder)
+    for elsewhere in (folder, Path("x" * 1_000)):
+        with pytest.raises(EvictError, match=r"has no usable encoder: there is no config\.json"):
+            PromptEncoder(elsewhere)
+
+
+def test_training_tells_how_many_prompts_are_encoded(folder: Path, tmp_path: Path) -> None:
+    """Of both halves: with a MiniLM and a hundred thousand prompts that takes most of an hour."""
+    dialogues = talks(120)
+    told: list[tuple[int, int]] = []
+    train_continuation(
+        dialogues, tmp_path / "out", encoder=folder, progress=lambda done, total: told.append((done, total))
+    )
+    prompts = len(samples_of(dialogues)[0])
+    assert {total for _, total in told} == {prompts}
+    assert told[-1] == (prompts, prompts) and [done for done, _ in told] == sorted({done for done, _ in told})
+
+
+def test_a_place_that_can_be_no_folder_is_told_before_anything_is_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, file = tree_trace([[1, 2], [1, 3]]), tmp_path / "file"
+    file.touch()
+    for out in (file, file / "below"):
+        for learn in (lambda out: train_continuation(talks(9), out), lambda out: train(trace, out)):
+            with pytest.raises(StorageError, match=r"cannot write the folder .*file is a file; name another"):
+                learn(out)
+    monkeypatch.setattr(os, "access", lambda place, mode: place != tmp_path)
+    with pytest.raises(StorageError, match="is not writable; name another"):
+        train(trace, tmp_path / "new" / "folder")
+    assert list(tmp_path.iterdir()) == [file]

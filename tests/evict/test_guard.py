@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
 
+from gati.evict.plugins.books import EngineBooks
 from gati.evict.policy.duels import Duels, GainsAndLosses
-from gati.evict.policy.guard import Gati, bound
-from gati.evict.policy.registry import POLICIES
+from gati.evict.policy.guard import Gati, bound, slack
+from gati.evict.policy.registry import POLICIES, make_policy
 from gati.evict.policy.shadow import ShadowLru
 from gati.evict.predict.named import predictor_named
 from gati.evict.predict.oracle import Oracle
@@ -63,6 +64,13 @@ def most_excess(trace: Trace, capacity: int, said: Callable[[int, int], float]) 
         requested += len(row)
         worst = max(worst, excess - bound(requested, capacity, longest))
     return worst
+
+
+def test_the_bound_is_the_one_of_the_documentation() -> None:
+    """0.001 n + min(k/16, 384) + k + the longest request, in blocks as dear as that one's last."""
+    assert bound(0, 1_600, 30) == 100 + 1_600 + 30
+    assert bound(1_000_000, 100_000, 250) == 1_000 + 384 + 100_000 + 250
+    assert bound(5_000, 1_600, 31, 0.1) == pytest.approx(5 + (1.0 + 0.1 * 30) * (100 + 1_600 + 31))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -294,6 +302,42 @@ def test_trials_without_limits_break_the_bound(gullible: None, monkeypatch: pyte
     assert most_excess(*instance) > 0.0
 
 
+def served(instance: tuple[Trace, int, Callable[[int, int], float]]) -> Iterator[Gati]:
+    """The policy after each request of a flat trace."""
+    trace, capacity, said = instance
+    cache = build("gati", capacity, lambda capacity, seed: Scripted(said), flat=True)
+    assert isinstance(cache.policy, Gati)
+    for number, row in enumerate(trace.requests):
+        cache.access(row, float(number))
+        yield cache.policy
+
+
+def test_after_an_alarm_lru_decides_until_the_excess_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_holding_back(monkeypatch)
+    followed, waited, returned = True, 0, 0
+    for policy in served(loop_that_lru_likes(1500)):
+        assert policy.figures()["guard"]["trials"] == 0
+        if policy.following and not followed:
+            returned += 1
+            assert policy.excess <= policy.figures()["guard"]["allowance"]
+        waited += not policy.following
+        followed = policy.following
+    assert waited > 100 and returned > 0
+
+
+def test_a_trial_ends_when_it_has_cost_its_share(gullible: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gati, "_exposed", lambda self: False)
+    tried = began = 0
+    trace, capacity, said = loop_that_lru_likes(1500)
+    for policy in served((trace, capacity, said)):
+        figures = policy.figures()["guard"]
+        if figures["trials"] > tried:
+            tried, began = figures["trials"], policy.excess
+        elif policy._limit is not None:
+            assert policy.excess < began + slack(capacity) / 4
+    assert tried > 3
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_what_only_the_shadow_holds_is_counted(seed: int) -> None:
     trace, capacity, said = hostile_instance(seed)
@@ -340,6 +384,8 @@ def test_predictions_that_have_become_good_are_followed_again(
     assert late[0] > 1.2 * late[1]
     figures = cache.policy.figures()["guard"]
     assert holds_back or (figures["alarms"] >= 1 and figures["trials"] >= 1)
+    assert isinstance(cache.policy, Gati)
+    assert figures["excess"] <= figures["allowance"] and cache.policy._limit is None, "no trial any more"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -495,3 +541,17 @@ def test_what_the_engine_drops_on_its_own_is_no_mistake_of_predictions(flat: boo
     shadow.forget(ids)
     shadow.access(list(range(100, 200)))  # evicts them
     assert shadow.access(ids) == []
+
+
+def test_the_shadow_stores_what_a_request_goes_on_with() -> None:
+    """As LRU would store generated blocks: else their next hits by LRU would not count."""
+    books = EngineBooks(make_policy("gati", 4, lambda capacity, seed: Scripted(lambda number, block: 1.0)))
+    policy = books.policy
+    assert isinstance(policy, Gati)
+    books.begin([1, 2], 0.0)
+    books.stored([1, 2])
+    books.resume([1, 2, 3, 4], 1.0)
+    books.stored([3, 4])
+    books.finish()
+    assert policy._shadow.held == {1, 2, 3, 4}
+    assert books.begin([1, 2, 3, 4], 2.0) == 4 and policy.excess == 0

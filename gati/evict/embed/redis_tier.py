@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from reprlib import repr as shortened
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from gati.evict.embed.redis_rows import AT_ONCE, RowReplies, commands
 from gati.evict.embed.tiers import Ids, bytes_of, checked_table
 
 _BEGUN = "begun"  # the field with the number of rows that may be there, while a table is written
+_MOST = 2**32  # keys that Redis can have
 _TIMEOUT_S = 5.0  # for a server to accept, or to send the next bytes, unless the URL says otherwise
 
 
@@ -33,19 +35,19 @@ class RedisTier:
         Raises EvictError without the server, the table, or the package redis.
         """
         self._url, self._name = _without_secrets(url), name
-        self._prefix = f"{name}:".encode()
+        self._prefix = _prefix_of(name)
         self._client = _client(url)
         shape = self._asked("HMGET", name, "rows", "width", "dtype")
         if None in shape:
             raise EvictError(f"{self._url} has no table {name}: write it with RedisTier.write")
-        rows, width, dtype = (each.decode(errors="replace") for each in shape)
-        found = getattr(torch, dtype, None)
-        if not (rows.isdecimal() and width.isdecimal() and isinstance(found, torch.dtype)):
+        self.rows, self.width = (_size(each) for each in shape[:2])
+        found = getattr(torch, shape[2].decode(errors="replace"), None)
+        if not (self.rows and self.width and isinstance(found, torch.dtype)):
+            rows, width, dtype = (shortened(each.decode(errors="replace")).strip("'") for each in shape)
             raise EvictError(
                 f"table {name} at {self._url} has {rows} rows of {width} {dtype}, which is no table: write "
                 "it again with RedisTier.write"
             )
-        self.rows, self.width = int(rows), int(width)
         self.dtype: torch.dtype = found
 
     @classmethod
@@ -60,10 +62,10 @@ class RedisTier:
         rows, width = weight.shape
         tier = cls.__new__(cls)
         tier._url, tier._name = _without_secrets(url), name
-        tier._prefix, tier._client = f"{name}:".encode(), _client(url)
+        tier._prefix, tier._client = _prefix_of(name), _client(url)
         tier.rows, tier.width, tier.dtype = rows, width, weight.dtype
         known = tier._asked("HMGET", name, "rows", _BEGUN)
-        end = max(int(former) for former in (*known, b"0") if former and former.isdigit())
+        end = max(_size(former) for former in known)
         try:
             tier._asked("HSET", name, _BEGUN, max(rows, end))
         except EvictError as error:
@@ -190,6 +192,19 @@ class _AskedRows:
             self._tier._client.connection_pool.release(connection)
         if not complete:
             self._out[:] = self._tier.fetch(self._ids)
+
+
+def _prefix_of(name: str) -> bytes:
+    try:
+        return f"{name}:".encode()
+    except UnicodeEncodeError:
+        raise EvictError(f"the name {name!r} of the table cannot be encoded in UTF-8; give another") from None
+
+
+def _size(field: bytes | None) -> int:
+    """The number in a field; 0 for what no table can have: its rows could not be counted, nor removed."""
+    digits = field or b""
+    return size if digits.isdigit() and len(digits) <= 10 and (size := int(digits)) <= _MOST else 0
 
 
 def _client(url: str) -> Any:

@@ -11,6 +11,7 @@ every layer, and gains nothing here.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, MutableMapping
@@ -20,10 +21,20 @@ from typing import Any
 
 from gati.errors import EvictError
 from gati.evict.plugins.books import EngineBooks
+from gati.evict.plugins.interfaces import WRITTEN_FOR, check_methods
 from gati.evict.plugins.settings import PluginSettings, plugin_settings
 from gati.evict.policy.registry import policy_named
 
+_log = logging.getLogger("gati.evict")
+
 NAME = "GATI"
+_CALLED = (
+    "init_mutable_mapping",
+    "update_on_hit",
+    "update_on_put",
+    "update_on_force_evict",
+    "get_evict_candidates",
+)
 _REMEMBERED = 100_000  # batches from before the capacity was known
 _ANY = 2**62
 
@@ -207,13 +218,30 @@ def _access(books: EngineBooks, ids: list[Hashable], time_s: float) -> None:
 def _policy_class() -> type:
     from lmcache.v1.storage_backend.cache_policy.base_policy import BaseCachePolicy
 
-    return type("GatiCachePolicy", (LmcacheEviction, BaseCachePolicy), {"__doc__": LmcacheEviction.__doc__})
+    def checked(kind: type, **options: Any) -> Any:  # not before: LMCache may be there for its other policies
+        check_methods("lmcache", LmcacheEviction, BaseCachePolicy, _CALLED)
+        return object.__new__(kind)
+
+    members = {"__doc__": LmcacheEviction.__doc__, "__new__": checked}
+    return type("GatiCachePolicy", (LmcacheEviction, BaseCachePolicy), members)
 
 
 def register() -> None:
-    """Add `GATI` to LMCache's policies. Does nothing if LMCache is not installed."""
-    if find_spec("lmcache") is None:
-        return
-    from lmcache.v1.storage_backend.cache_policy import POLICY_MAPPING
+    """Add `GATI` to LMCache's policies. Does nothing if LMCache is not installed.
 
-    POLICY_MAPPING[NAME] = _policy_class()
+    Raises nothing: vLLM, which calls this at every start, would end. Without `GATI`, LMCache says that there
+    is no such policy, and a warning says why.
+    """
+    try:
+        if find_spec("lmcache") is None:
+            return
+        from lmcache.v1.storage_backend.cache_policy import POLICY_MAPPING
+
+        POLICY_MAPPING[NAME] = _policy_class()
+    except Exception as error:  # of whatever LMCache imports
+        _log.warning(
+            "LMCache has no policy %s, which was written for version %s: %s",
+            NAME,
+            WRITTEN_FOR["lmcache"],
+            error,
+        )

@@ -23,10 +23,13 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from gati.errors import EvictError
+from gati.evict.plugins.interfaces import check_attributes, check_methods, other_version
 from gati.evict.plugins.settings import HINT, plugin_settings
 from gati.evict.policy.registry import POLICIES, policy_named
 
 NAME = "gati"
+_OVERRIDDEN = ("match_prefix", "insert", "inc_lock_ref", "dec_lock_ref", "evict", "evict_for_alloc", "reset")
+_OF_TREES = ("eviction_strategy", "evictable_device_leaves", "node_by_id", "is_eagle")
 _EXPECTED = 1_000  # requests that were counted when room was made, and have not stored yet
 
 
@@ -66,6 +69,7 @@ class SglangEviction:
         self._asked: list[int] | None = None  # its names, once they are needed
         self._begin_anew()
         super().__init__(params)  # type: ignore[call-arg]
+        check_attributes("sglang", self.tree_core, _OF_TREES)
         self._strategy = VictimsFirst(self._name)
         self.tree_core.eviction_strategy = self._strategy
 
@@ -251,12 +255,20 @@ def _path_key(node: Any, tokens: int) -> Any:
 def _cache_class() -> type:
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+    check_methods("sglang", SglangEviction, UnifiedRadixCache, _OVERRIDDEN)
+    check_attributes("sglang", UnifiedRadixCache, ["touch_prefix"])
     return type("GatiRadixCache", (SglangEviction, UnifiedRadixCache), {"__doc__": SglangEviction.__doc__})
 
 
 def make_cache(ctx: Any) -> Any:
-    """The factory of the backend `gati` for SGLang. Raises EvictError for predictions with several ranks."""
-    from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
+    """The factory of the backend `gati` for SGLang.
+
+    Raises EvictError for predictions with several ranks, and for an SGLang with another interface.
+    """
+    try:
+        from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
+    except ImportError as error:
+        raise other_version("sglang", str(error)) from error
 
     if ctx.disable_radix_cache:
         return default_radix_cache_factory(ctx)
@@ -266,6 +278,7 @@ def make_cache(ctx: Any) -> Any:
             f"policy {name} predicts from the clock, so {ctx.tp_size} ranks could evict different pages: "
             "serve with --tp-size 1, or choose a policy without predictions"
         )
+    check_attributes("sglang", ctx.params, ["tree_core_backend"])
     ctx.params.tree_core_backend = "python"  # the Rust core has its own priorities
     return create_unified_radix_cache(ctx, cache_class=_cache_class())
 

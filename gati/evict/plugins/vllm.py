@@ -17,8 +17,23 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from gati.evict.plugins.interfaces import check_attributes, check_methods, other_version
 from gati.evict.plugins.settings import HINT, PluginSettings, plugin_settings
 
+_CALLED = (
+    "get",
+    "insert",
+    "remove",
+    "touch",
+    "on_store_miss",
+    "on_request_access",
+    "on_request_finished",
+    "evict",
+    "clear",
+    "mark_evictable",
+    "mark_non_evictable",
+)
+_OF_REQUESTS = ("kv_transfer_params", "_offload_key_positions", "get_state", "set_state")
 _GROUP_BYTES = 4  # at the end of a key: which KV cache group it belongs to
 
 
@@ -195,15 +210,21 @@ def _path(group: bytes, context: Any) -> list[bytes]:
 
 def _positions(context: Any) -> dict[bytes, int]:
     """The end of each key of a request, in tokens. vLLM's public method is for single keys only."""
-    positions: dict[bytes, int] = getattr(context, "_offload_key_positions", {})
+    positions: dict[bytes, int] = context._offload_key_positions
     return positions
 
 
 @cache
 def _policy_class() -> type:
-    """The class for vLLM. Raises ImportError without vLLM."""
+    """The class for vLLM. Raises ImportError without vLLM, EvictError for one with another interface."""
     from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
+    try:
+        from vllm.v1.kv_offload.base import ReqContext
+    except ImportError as error:
+        raise other_version("vllm", str(error)) from error
+    check_methods("vllm", VllmEviction, CachePolicy, _CALLED)
+    check_attributes("vllm", ReqContext, _OF_REQUESTS)
     return type("GatiCachePolicy", (VllmEviction, CachePolicy), {"__doc__": VllmEviction.__doc__})
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +44,23 @@ _VALIDATION = 0.15  # share of the samples, taken from the end
 class PromptEncoder:
     """A sentence encoder and its tokenizer, from a folder in Hugging Face's format."""
 
-    def __init__(self, folder: str | Path) -> None:
-        """Raises EvictError for a folder without a usable encoder, or without the package `tokenizers`."""
+    def __init__(self, folder: str | Path, told: Callable[[int], None] | None = None) -> None:
+        """Read a folder. `told` is called with the number of prompts in each batch that was encoded.
+
+        Raises EvictError for a folder without a usable encoder, or without the package `tokenizers`.
+        """
         self.folder = Path(folder)
+        self._told = told
         try:
             from tokenizers import Tokenizer
         except ImportError:
             raise EvictError("minilm needs the package tokenizers: pip install 'gati[text]'") from None
+        missing = next((name for name in FILES if not os.path.isfile(self.folder / name)), None)
+        if missing is not None:  # a name on a hub, too: nothing is downloaded
+            raise EvictError(
+                f"{folder} has no usable encoder: there is no {missing}; give the folder of a BERT with "
+                f"{', '.join(FILES)}"
+            )
         try:
             self._network = SentenceEncoder.from_folder(self.folder)
             self._tokenizer: Tokenizer = Tokenizer.from_file(str(self.folder / FILES[2]))
@@ -85,6 +96,8 @@ class PromptEncoder:
                 mask[place, : len(rows[row])] = 1.0
             hidden = self._network(ids, mask) * mask[:, :, None]  # [part, tokens, width]
             found[part, : self.width] = hidden.sum(1) / mask.sum(1, keepdim=True)
+            if self._told is not None:
+                self._told(len(part))
         found[:, self.width] = torch.tensor([math.log2(max(each.turn, 1)) for each in prompts])
         return found
 

@@ -126,14 +126,31 @@ def test_a_table_that_is_not_there_is_named(url: str) -> None:
         RedisTier(url, "users")
 
 
-@pytest.mark.parametrize(("key", "wrong"), [("dtype", "load"), ("rows", "many"), ("width", "-1")])
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [
+        ("dtype", "load"),
+        ("rows", "many"),
+        ("rows", "0"),
+        ("rows", "1" + 23 * "0"),
+        ("rows", 6_000 * "9"),
+        ("width", "-1"),
+        ("width", "0"),
+    ],
+)
 def test_a_table_of_an_unknown_shape_or_type_is_named(url: str, key: str, wrong: str) -> None:
     shape: dict[str, str | int] = {"rows": 1, "width": 1, "dtype": "float32"}
     redis.Redis.from_url(url).hset("items", mapping={**shape, key: wrong})
-    with pytest.raises(EvictError, match=f"table items at .* {wrong}.* which is no table: write it"):
+    with pytest.raises(EvictError, match=f"table items at .* {wrong[:4]}.* which is no table: write it"):
         RedisTier(url, "items")
     RedisTier.write(url, "items", torch.ones(3, 2))
     assert RedisTier(url, "items").rows == 3
+
+
+def test_a_table_with_a_name_that_is_no_text_says_so(url: str) -> None:
+    for make in (RedisTier, lambda *at: RedisTier.write(*at, torch.ones(1, 1))):
+        with pytest.raises(EvictError, match=r"the name 'items\\udc80' of the table cannot be encoded"):
+            make(url, "items\udc80")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import sys
 import threading
 import weakref
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from gati.evict.plugins.vllm import VllmEviction
 from gati.evict.train import train
 from tests.evict.naive import tree_trace
 from tests.evict.plugins import vllm_recorded as engine
+from tests.evict.plugins.shown import show
 from tests.evict.strategies import long_trees
 from tests.waiting import Clock, until
 
@@ -251,13 +251,13 @@ def test_what_fitting_needs_is_checked_when_vllm_starts(policy: str, monkeypatch
 
 def test_vllm_gets_a_subclass_of_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """As its factory does: import the module, take the name from it, check the base, call it."""
-    base = ModuleType("vllm.v1.kv_offload.cpu.policies.base")
-    base.CachePolicy = engine.CachePolicy  # type: ignore[attr-defined]
-    parts = base.__name__.split(".")
-    for length in range(1, len(parts)):
-        name = ".".join(parts[:length])
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, base.__name__, base)
+    show(
+        monkeypatch,
+        {
+            "vllm.v1.kv_offload.base": {"ReqContext": engine.ReqContext},
+            "vllm.v1.kv_offload.cpu.policies.base": {"CachePolicy": engine.CachePolicy},
+        },
+    )
     monkeypatch.setenv(VARIABLE, '{"policy": "lru"}')
     plugin._policy_class.cache_clear()
     kind = plugin.GatiCachePolicy

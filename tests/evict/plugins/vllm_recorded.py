@@ -7,6 +7,7 @@ recorded.json, which holds the signatures; `test_contracts.py` compares both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -22,14 +23,14 @@ class ChunkStatus:
         return self.ref_cnt >= 0
 
 
+@dataclass
 class ReqContext:
     """What vLLM passes along with every call that concerns a request."""
 
-    def __init__(self, req_id: str, kv_transfer_params: dict[str, Any] | None = None) -> None:
-        self.req_id = req_id
-        self.kv_transfer_params = kv_transfer_params
-        self._state: dict[type, Any] = {}
-        self._offload_key_positions: dict[bytes, int] = {}
+    req_id: str
+    kv_transfer_params: dict[str, Any] | None = None
+    _state: dict[type, Any] = field(default_factory=dict, repr=False, init=False)
+    _offload_key_positions: dict[bytes, int] = field(default_factory=dict, repr=False, init=False)
 
     def set_state(self, val: Any) -> None:
         self._state[type(val)] = val
