@@ -297,7 +297,7 @@ def validated(kind: type[M], **given: Any) -> M:
 
 def _set_composition(target: Path, values: dict[str, Any], origins: dict[str, str], composition: str) -> None:
     """Set the composition of the libraries in a folder. Raises `ConfigError` for anything else."""
-    if not target.is_dir() or values.get("pipelines"):
+    if not os.path.isdir(target) or values.get("pipelines"):
         raise ConfigError(f"--composition is for a cache library; set the compositions in {target} itself")
     for name, entry in values["models"].items():
         entry["composition"] = composition

@@ -33,7 +33,7 @@ def read_target(target: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
     **Raises:** `ConfigError`, one line, if it cannot be read or is nothing that can be served.
     """
-    if target.is_dir():
+    if os.path.isdir(target):  # unlike Path.is_dir, also where this user may not look
         return _from_folder(target)
     document = _toml(target)
     if "stages" in document:
@@ -53,8 +53,10 @@ def read_target(target: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _from_folder(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    if (folder / "manifest.json").is_file():
+    if os.access(folder, os.X_OK) and (folder / "manifest.json").is_file():
         return _origins({"models": {folder_name(folder): {"library": folder}}}, str(folder))
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise ConfigError(f"{folder}: cannot read the folder; check its permissions")
     models = {path.parent.name: {"library": path.parent} for path in sorted(folder.glob("*/manifest.json"))}
     pipelines: dict[str, dict[str, Path]] = {}
     for file in sorted(folder.glob("*.toml")):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from gati.errors import ConfigError
-from services.hosts import address_of, is_loopback
+from gati.hosts import address_of, is_loopback
 from services.process import ProcessSettings
 from services.wire.client import UNIX
 from services.wire.codec import Service

@@ -21,11 +21,11 @@ import signal
 import struct
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 _LONGEST_S = 0.2  # of a pause, and of several with less than `_LEAST_RUN_S` between them
@@ -177,18 +177,25 @@ class Pausable:
         return self._locked
 
 
-class Pausing:
-    """Pauses the adaptation process; a `with` block for each request, on the event loop.
+class Takes(NamedTuple):
+    """How many cores each request that an engine answers takes, and the most that all of them take.
 
-    Requests take `cores_each` of the `cores` each, and `most_cores` together. Without a `path` nothing is
-    paused.
+    A request with several inputs counts as one, though several workers may answer them.
     """
 
-    def __init__(
-        self, path: Path | None, cores: int, *, most_cores: int = _MOST, cores_each: int = 1
-    ) -> None:
-        self._cores, self._most, self._each = cores, min(most_cores, _MOST), cores_each
-        self._requests = 0
+    each: int = 1
+    most: int = _MOST
+
+
+class Pausing:
+    """Pauses the adaptation process while requests take half of the `cores`; on the event loop.
+
+    Without a `path` nothing is paused.
+    """
+
+    def __init__(self, path: Path | None, cores: int) -> None:
+        self._cores = cores
+        self._requests: Counter[Takes] = Counter()
         self._paused = False  # by this process, and not let run since
         self._handle: int | None = None  # of the other process; never that of one with the same number
         self._handled_pid = 0
@@ -200,15 +207,16 @@ class Pausing:
         if self._shared is not None:
             self._run(self._shared, _Times())  # the process before it may have been killed during a pause
 
-    def __enter__(self) -> None:
-        self._requests += 1
+    @contextmanager
+    def answering(self, takes: Takes = Takes()) -> Iterator[None]:  # noqa: B008 - it cannot change
+        """Inside the context, a request is answered."""
+        self._requests[takes] += 1
         self._look()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._requests -= 1
-        self._look()
+        try:
+            yield
+        finally:
+            self._requests[takes] -= 1
+            self._look()
 
     # ----------------------------------------------------------------------------------------------------
 
@@ -229,7 +237,8 @@ class Pausing:
         shared = self._shared
         if shared is None:
             return
-        shared.memory[self._own] = min(self._requests * self._each, self._most)
+        taken = (min(takes.each * count, takes.most) for takes, count in self._requests.items())
+        shared.memory[self._own] = min(max(taken, default=0), _MOST)  # its engines have the same cores
         if not (shared.computes or self._paused):
             return
         times, now_s = shared.times, time.monotonic()

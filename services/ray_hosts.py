@@ -26,6 +26,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from gati.errors import ConfigError, one_line
+from gati.hosts import check_listening, cluster_address
 from services.again import Backoff
 from services.inference.settings import InferenceSettings, device_of
 from services.scratch import Scratch
@@ -255,7 +256,9 @@ class RayCluster:
     def connect(cls, address: str) -> Iterator[RayCluster]:
         """Connect to the cluster at an address, `auto` for this machine's. Raises `ConfigError`."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        address = cluster_address(address)
         try:
+            check_listening(address)  # Ray itself would try for minutes, and ignore signals
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
             raise ConfigError(

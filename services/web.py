@@ -17,9 +17,9 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gati.errors import ConfigError
+from gati.hosts import address_of
 from services.accepting import PatientListener
 from services.config import ModelConfig, ServeConfig
-from services.hosts import address_of
 from services.http import HttpLimits, http_protocol, places
 from services.wire.handshake import renewed_tls, server_tls
 

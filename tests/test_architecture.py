@@ -27,7 +27,7 @@ NOTE = (REPOSITORY / "ARCHITECTURE.md").read_text(encoding="utf-8")
 # Rooms from the bottom up: a room may import what stands before its own line, and nothing of its own line.
 LAYERS = (
     ("gati.errors", "gati.types", "gati.variants", "gati.version"),
-    ("gati.allocation", "gati.cores", "gati.files", "gati.priority", "gati.units"),
+    ("gati.allocation", "gati.cores", "gati.files", "gati.hosts", "gati.priority", "gati.units"),
     ("gati.documents",),
     ("gati.model",),
     ("gati.caches",),

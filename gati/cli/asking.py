@@ -46,7 +46,7 @@ class AskedServer:
             )
         import httpx
 
-        from services.hosts import is_loopback
+        from gati.hosts import is_loopback
 
         headers = {} if kind is None else {"Content-Type": kind}
         if head_length is not None:

@@ -88,12 +88,34 @@ class Followed:
             except TooManyVersionsError:
                 if self._wanted in (None, self._versions.active.name):
                     raise
-                self._wanted = None  # the newer version ends its trial anyway
-                self.tidy()
-                await self._load(name)
+                await self._load_instead(name, self._wanted)
         self._wanted = name
         self._versions.activate(name)
         self.tidy()
+
+    async def _load_instead(self, name: str, trial: str) -> None:
+        """Load a version in place of the wanted one, whose trial goes on if the other cannot be served."""
+        pending = self._versions.pending  # a trial may have ended, or an operator have activated another one
+        on_trial = pending is not None and pending.name == trial
+        self._wanted = None
+        self.tidy()
+        try:
+            await self._load(name)
+        except (StorageError, TooManyVersionsError):  # it is tried again, and ends the trial anyway
+            raise
+        except GatiError:
+            if on_trial:
+                await self._resume(trial)
+            raise
+
+    async def _resume(self, trial: str) -> None:
+        """Go on with a trial, whose evidence was kept."""
+        try:
+            await self._load(trial)
+            self._wanted = trial
+            self._versions.activate(trial)
+        except Exception as error:  # of any type: it does not hide why the other version cannot be served
+            log_failure(_log, "cannot load the version on trial again", error)
 
     async def _load(self, name: str) -> LoadedVersion:
         scratch = await asyncio.to_thread(Scratch, "version")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from gati.engine.exits import Prediction
     from services.inference.runner import Runner
+    from services.pausing import Takes
 
 _log = logging.getLogger("gati.inference")
 
@@ -120,6 +121,11 @@ class RequestQueue:
     def running(self) -> int:
         """Number of inputs that the runner executes."""
         return len(self._running)
+
+    @property
+    def takes(self) -> Takes:
+        """The cores that the runner takes for inputs."""
+        return self._runner.takes
 
     def working_s(self) -> float:
         """How long the oldest running input has been executing."""

@@ -13,6 +13,7 @@ from gati.engine.concurrent import ConcurrentEngine
 from gati.engine.engine import Engine
 from gati.engine.exits import Prediction
 from gati.engine.threads import let_others_first
+from services.pausing import Takes
 
 # Of threads that compute. Event loops come first: they accept or refuse requests, however busy engines are.
 NICENESS = 10
@@ -21,9 +22,13 @@ _GPU_ROWS = 32
 
 
 class Runner(Protocol):
-    """Answers inputs. Callers submit at most `parallel` at a time, so the others can still be cancelled."""
+    """Answers inputs. Callers submit at most `parallel` at a time, so the others can still be cancelled.
+
+    `takes`: the cores that they take.
+    """
 
     parallel: int
+    takes: Takes
 
     def submit(self, x: Tensor) -> Future[Prediction]:
         """Submit one preprocessed input [1, ...]."""
@@ -53,6 +58,8 @@ class _Concurrent:
         on_gpu = engine.traced.device.type == "cuda"
         each = 1 if engine.compiled else _GPU_ROWS if on_gpu else _SEGMENT_ROWS
         self.parallel = each * self._engine.workers
+        # What retrains may use the same GPU, which has many inputs at once, though one worker feeds it.
+        self.takes = Takes(1, torch.get_num_threads() if on_gpu else self._engine.workers)
 
     def submit(self, x: Tensor) -> Future[Prediction]:
         return self._engine.submit(x, own=True)
@@ -71,6 +78,7 @@ class _OneAtATime:
         # Overlapped lookups confine their thread to some cores, so that engine needs a thread of its own.
         self._owns_thread = early and engine.overlapped
         self._threads = torch.get_num_threads()
+        self.takes = Takes(self._threads, self._threads)
         self._thread = _engine_thread() if self._owns_thread else _shared_thread()
 
     def submit(self, x: Tensor) -> Future[Prediction]:

@@ -87,13 +87,7 @@ class InferenceService:
         self._versions = Versions(settings, self._counts, self._writer)
         self._polling: list[asyncio.Task[None]] = []
         self._requests = Requests()
-        threads = settings.thread_count
-        self._pausing = Pausing(
-            settings.pausing,
-            core_count(),
-            most_cores=threads if settings.workers == 1 else min(threads, settings.workers or threads),
-            cores_each=threads if settings.workers == 1 else 1,
-        )
+        self._pausing = Pausing(settings.pausing, core_count())
         # It refuses nothing that a queue has admitted: each priority can fill one.
         self._pool = BoundedPool("gati-rows", waiting=_LOWEST * settings.queue_capacity)
         self._state = "starting"
@@ -129,8 +123,7 @@ class InferenceService:
     async def infer(self, request: Any) -> Any:
         """Answer a request; one version answers all of its inputs."""
         try:
-            with self._pausing:
-                return await self._infer(request)
+            return await self._infer(request)
         except GatiError as error:
             self._counts.refused[error.thrift_code] += 1
             raise
@@ -245,7 +238,8 @@ class InferenceService:
         with (
             self._requests.begin(request.request_id) as under_way,
             version.use(),  # by the time it is prepared, another queue may answer it
-            version.following.serving.reserve(inputs, priority, slo_s) as places,
+            (queue := version.following.serving).reserve(inputs, priority, slo_s) as places,
+            self._pausing.answering(queue.takes),
         ):
             given = await self._given(version, request.input)
             rows = await self._rows(version, given)

@@ -7,8 +7,8 @@ import base64
 from starlette.requests import Request
 
 from gati.errors import ConfigError, NotAllowedError
+from gati.hosts import is_loopback
 from services.config import ServeConfig
-from services.hosts import is_loopback
 from services.scheduler.keys import Key, KeyRing, Right
 from services.scheduler.origin import check_host, check_json_content, check_site
 

@@ -34,9 +34,9 @@ from pydantic import (
 )
 
 from gati.errors import ConfigError, first_line
+from gati.hosts import is_loopback
 from gati.types import NAME_RULE, is_name
 from services.config import ServeConfig
-from services.hosts import is_loopback
 from services.invalid import checked_key, first_invalid, matching
 from services.scheduler.quotas import Quota
 

@@ -36,9 +36,13 @@ REQUEST_BOUNDS_S = (
 
 
 class Metrics:
-    """The metrics of the scheduler and of the inference services."""
+    """The metrics of the scheduler and of the inference services.
 
-    def __init__(self) -> None:
+    Times and missed SLOs of the given models and pipelines begin at 0: Prometheus does not see a counter's
+    first increment if that is when it appears. Refused requests appear with the first one of their reason.
+    """
+
+    def __init__(self, models: Iterable[str] = (), pipelines: Iterable[str] = ()) -> None:
         self._registry = CollectorRegistry()
         self._services = _Services()
         self._registry.register(self._services)
@@ -76,6 +80,12 @@ class Metrics:
             ["reason", "model", "pipeline"],
             registry=self._registry,
         )
+        for name in models:
+            self.request_seconds.labels(name)
+            self.request_slo_missed.labels(name)
+        for name in pipelines:
+            self.pipeline_seconds.labels(name)
+            self.slo_missed.labels(name)
 
     def rejected(self, reason: str, name: str = "") -> None:
         """Count a refused request for `models/NAME` or `pipelines/NAME`; else it is about neither."""

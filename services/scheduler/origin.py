@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from gati.errors import ForbiddenError, MediaTypeError
-from services.hosts import is_loopback
+from gati.hosts import is_loopback
 
 _READING = ("GET", "HEAD", "OPTIONS")
 _OWN = ("same-origin", "none")  # none: typed by the user

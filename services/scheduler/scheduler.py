@@ -59,7 +59,7 @@ class Scheduler:
         self.config = config
         self.models = models
         self.pipelines = pipelines
-        self.metrics = Metrics()
+        self.metrics = Metrics(models, pipelines)
         self.page: asyncio.Task[bytes] | None = None  # of the metrics, that is made now or was last
         self.telemetry = open_telemetry(config)
         self.keys = KeyRing(config)

@@ -13,7 +13,7 @@ from typing import Any
 from thrift.Thrift import TMessageType
 
 from gati.errors import DeadlineError, NotAllowedError, OverloadError, RequestError, UnavailableError
-from services.hosts import address_of
+from gati.hosts import address_of
 from services.wire.codec import READ_BYTES, Frames, Limits, Message, Service, encode_parts
 from services.wire.errors import from_wire
 from services.wire.handshake import prove

@@ -55,6 +55,16 @@ class FakeRay:
         self.actors: list[_Actor] = []
         self.made, self.count = 0, 0
         self.options: dict[str, Any] = {}
+        self.connected: dict[str, Any] = {}
+
+    def is_initialized(self) -> bool:
+        return bool(self.connected)
+
+    def init(self, **given: Any) -> None:
+        self.connected = given
+
+    def shutdown(self) -> None:
+        self.connected = {}
 
     def put(self, value: Any) -> _Stored:
         return _Stored(pickle.dumps(value))

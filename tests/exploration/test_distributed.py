@@ -430,6 +430,31 @@ def test_a_worker_without_a_core_is_one_line() -> None:
     assert trained_on("auto", 2, 1) == {"workers": "2 cores, 1 GPUs"}
 
 
+@pytest.mark.parametrize(
+    ("given", "named", "reached"),
+    [
+        ("auto", None, "auto"),
+        ("auto", "", "auto"),
+        ("auto", "local", "local"),
+        ("auto", "ray://head:1", "ray://head:1"),
+        ("local", "ray://head:1", "local"),
+    ],
+)
+def test_ray_address_names_the_cluster_unless_another_is_given(
+    given: str, named: str | None, reached: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = FakeRay(1)
+    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if named is not None:
+        monkeypatch.setenv("RAY_ADDRESS", named)
+    with opened_executor(given):
+        assert ray.connected["address"] == reached
+        # a cluster that is there already has its dashboard, or not
+        assert ray.connected.get("include_dashboard") == (False if reached == "local" else None)
+    assert not ray.connected
+
+
 def test_where_no_cluster_listens_it_is_one_line_at_once() -> None:
     pytest.importorskip("ray", reason="needs gati[ray]")
     with socket.socket() as silent:

@@ -20,6 +20,7 @@ from services.hosted import Hosted
 from services.inference.settings import InferenceSettings
 from services.serve import ThisMachine, build_scheduler, with_pipeline_models
 from services.supervisor import Supervised
+from tests.permissions import close
 from tests.waiting import LONG_S
 
 
@@ -164,6 +165,22 @@ def test_unknown_environment_and_missing_target(folder: Path, tmp_path: Path) ->
         read_config(tmp_path / "none", environment={})
     with pytest.raises(ConfigError, match="contains no cache library and no pipeline"):
         read_config(tmp_path, environment={})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("", "cannot read the folder; check its permissions"), ("serve.toml", "Permission denied")],
+    ids=["folder", "file"],
+)
+def test_a_target_that_is_closed_to_this_user(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "serve.toml").write_text("port = 1")
+    close(monkeypatch, tmp_path / "home")
+    target = tmp_path / "home" / name
+    with pytest.raises(ConfigError, match=f"^{target}: [^\n]*{said}[^\n]*$"):
+        read_config(target, environment={})
 
 
 def test_what_is_shown_of_urls_has_no_password(folder: Path) -> None:

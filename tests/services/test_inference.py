@@ -6,7 +6,9 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +26,7 @@ from services.inference.followed import Followed
 from services.inference.following import Answering
 from services.inference.loaded import LoadedVersion, TooManyVersionsError
 from services.inference.service import InferenceService
+from services.pausing import Takes
 from services.scratch import Scratch
 from services.wire.gen.ttypes import InferRequest, VersionSource
 from services.wire.tensors import to_tensor
@@ -140,6 +143,28 @@ def test_a_stop_is_written_before_an_answer_tells_of_it_while_the_event_loop_goe
         assert kept["state"] == "stopped" and threading.main_thread() not in writers
 
     run(folder, test, state=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("workers", "takes"), [(1, Takes(2, 2)), pytest.param(2, Takes(1, 2), marks=pytest.mark.slow)]
+)
+def test_while_a_request_is_answered_it_takes_the_cores_of_its_engine(
+    workers: int, takes: Takes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Takes | None] = []
+
+    @contextmanager
+    def answering(takes: Takes) -> Iterator[None]:
+        told.append(takes)
+        yield
+        told.append(None)
+
+    async def test(service: InferenceService) -> None:
+        monkeypatch.setattr(service._pausing, "answering", answering)
+        await service.infer(request("asked", 2))
+        assert told == [takes, None]
+
+    run(folder, test, workers=workers, threads=2, threads_given=True)
 
 
 def test_statistics_have_what_older_schedulers_require(folder: Path) -> None:
@@ -286,6 +311,7 @@ class Loads:
         self.post = "the same"
         self.activated: list[str] = []
         self.active = SimpleNamespace(name="default")
+        self.pending: Any = None
 
     async def load(self, name: str, folder: Path) -> Any:
         assert (folder / "composition.json").is_file()
@@ -343,20 +369,89 @@ def test_a_version_without_room_is_served_once_another_is_unloaded(tmp_path: Pat
     asyncio.run(main())
 
 
+class HasOnePlace(Loads):
+    """What it is to activate waits to be proven."""
+
+    damaged: tuple[str, ...] = ()
+
+    async def load(self, name: str, folder: Path) -> Any:
+        if self.loaded:
+            raise TooManyVersionsError("3 versions are loaded")
+        if name in self.damaged:
+            raise CompositionError(f"{name} is of another base model")
+        return await super().load(name, folder)
+
+    def activate(self, name: str) -> None:
+        self.activated.append(name)
+        self.pending = SimpleNamespace(name=name)
+
+    def unload(self, name: str) -> None:
+        self.loaded.remove(name)
+
+
+def test_a_version_on_trial_goes_on_if_a_newer_one_cannot_be_loaded_in_its_place(tmp_path: Path) -> None:
+    async def main() -> None:
+        versions: Any = HasOnePlace(None)
+        followed = Followed(str(tmp_path), "m", versions)
+        versions.damaged = ("2",)
+        for _ in range(2):
+            publish(tmp_path)
+            await followed.look()
+        assert versions.activated == ["1", "1"] and versions.loaded == ["1"]
+        await followed.look()
+        assert versions.activated == ["1", "1"], "once"
+        publish(tmp_path)
+        await followed.look()
+        assert versions.activated == ["1", "1", "3"] and versions.loaded == ["3"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("pending", [None, "another"])
+def test_a_newer_version_that_cannot_be_loaded_begins_no_trial_that_had_ended(
+    tmp_path: Path, pending: str | None
+) -> None:
+    """It undid what an operator had activated meanwhile, and had a version proven anew that was given up."""
+
+    async def main() -> None:
+        versions: Any = HasOnePlace(None)
+        followed = Followed(str(tmp_path), "m", versions)
+        publish(tmp_path)
+        await followed.look()
+        versions.pending = None if pending is None else SimpleNamespace(name=pending)
+        versions.damaged = ("2",)
+        publish(tmp_path)
+        await followed.look()
+        assert versions.activated == ["1"] and versions.loaded == []
+        publish(tmp_path)
+        await followed.look()
+        assert versions.activated == ["1", "3"] and versions.loaded == ["3"]
+
+    asyncio.run(main())
+
+
+def test_why_a_newer_version_cannot_be_loaded_is_told_though_the_one_on_trial_is_gone_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        versions: Any = HasOnePlace(None)
+        followed = Followed(str(tmp_path), "m", versions)
+        publish(tmp_path)
+        await followed.look()
+        versions.damaged = ("1", "2")
+        publish(tmp_path)
+        await followed.look()
+        assert [each.__dict__["reason"][:1] for each in caplog.records] == ["1", "2"]
+        publish(tmp_path)
+        await followed.look()
+        assert versions.activated == ["1", "3"] and versions.loaded == ["3"]
+
+    caplog.set_level("WARNING", logger="gati.inference")
+    asyncio.run(main())
+
+
 def test_a_newer_version_takes_the_place_of_one_on_trial(tmp_path: Path) -> None:
     """With as many versions as are allowed, one whose proof had failed kept all later ones out for good."""
-
-    class HasOnePlace(Loads):
-        async def load(self, name: str, folder: Path) -> Any:
-            if self.loaded:
-                raise TooManyVersionsError("3 versions are loaded")
-            return await super().load(name, folder)
-
-        def activate(self, name: str) -> None:
-            self.activated.append(name)
-
-        def unload(self, name: str) -> None:
-            self.loaded.remove(name)
 
     async def main() -> None:
         versions: Any = HasOnePlace(None)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from services.pausing import Pausable, Pausing, can_pause, shared_memory
+from services.pausing import Pausable, Pausing, Takes, can_pause, shared_memory
 from tests.waiting import LONG_S, Clock, in_the_end, until
 
 pytestmark = pytest.mark.skipif(not can_pause(), reason="pausing another process needs Linux 5.3 or newer")
@@ -57,7 +57,7 @@ from pathlib import Path
 from services.pausing import Pausing
 
 async def answer():
-    with Pausing(Path(sys.argv[1]), cores=2):
+    with Pausing(Path(sys.argv[1]), cores=2).answering():
         print("answering", flush=True)
         sys.stdin.readline()
 
@@ -159,7 +159,7 @@ async def _paused(process: Process, pausing: Pausing) -> None:
     """Wait until it is paused. Requests come and go, because a single pause may pass unseen."""
     async with asyncio.timeout(LONG_S):
         while not process.stopped:
-            with pausing:
+            with pausing.answering():
                 await asyncio.sleep(0.001)
                 if process.stopped:
                     return
@@ -172,7 +172,7 @@ async def test_what_computes_is_paused_while_a_request_is_answered(
     retraining.begin()
     pausing = Pausing(shared, cores=2)
     for _ in range(3):
-        with pausing:
+        with pausing.answering():
             await _paused(retraining, pausing)
         await in_the_end(lambda: not retraining.stopped)
     retraining.end()
@@ -184,7 +184,7 @@ async def test_what_does_not_compute_is_not_paused(
 ) -> None:
     retraining.begin()
     retraining.end()
-    with Pausing(shared, cores=2):
+    with Pausing(shared, cores=2).answering():
         assert signal.SIGSTOP not in sent
 
 
@@ -192,7 +192,7 @@ async def test_what_does_not_compute_is_not_paused(
 async def test_a_pause_ends_though_the_request_does_not(shared: Path, retraining: Computes) -> None:
     retraining.begin()
     pausing = Pausing(shared, cores=2)
-    with pausing:
+    with pausing.answering():
         await _paused(retraining, pausing)
         await in_the_end(lambda: not retraining.stopped)
         retraining.end()
@@ -204,9 +204,9 @@ async def test_under_a_load_without_gaps_it_still_computes(shared: Path, retrain
     retraining.begin()
     pausing = Pausing(shared, cores=2)
     ended = asyncio.create_task(asyncio.to_thread(retraining.end))
-    with pausing:
+    with pausing.answering():
         while not ended.done():
-            with pausing:
+            with pausing.answering():
                 await asyncio.sleep(0.005)
     await ended
 
@@ -247,7 +247,7 @@ async def test_it_always_gets_a_share_and_more_is_left_to_requests(
         clock.now_s += seconds
 
     while clock.now_s - began_s < 20.0:
-        with pausing:
+        with pausing.answering():
             passes(busy_s)
         passes(gap_s)
     assert least <= runs_s / (clock.now_s - began_s) <= most
@@ -259,14 +259,14 @@ async def test_where_requests_leave_most_cores_free_nothing_is_paused(
     shared: Path, retraining: Computes, sent: list[signal.Signals]
 ) -> None:
     retraining.begin()
-    pausing = Pausing(shared, cores=5, most_cores=2)
-    for _ in range(9):
-        pausing.__enter__()
-    assert signal.SIGSTOP not in sent, "however many wait, they take two cores"
-    with Pausing(shared, cores=5):  # another process would have a place of its own: this one's is taken over
-        assert signal.SIGSTOP not in sent
-    each = Pausing(shared, cores=5, cores_each=3)
-    with each:
+    pausing = Pausing(shared, cores=5)
+    with ExitStack() as requests:
+        for _ in range(9):
+            requests.enter_context(pausing.answering(Takes(1, most=2)))
+        assert signal.SIGSTOP not in sent, "however many wait, they take two cores"
+        with pausing.answering(Takes(2, most=2)):  # of another engine, on the same two cores
+            assert signal.SIGSTOP not in sent
+    with pausing.answering(Takes(3, most=3)):
         assert sent[-1] == signal.SIGSTOP
     retraining.end()
 
@@ -314,7 +314,7 @@ async def test_what_another_process_paused_that_was_killed_runs_on_after_the_nex
     assert killed.hear() == "answering"
     await in_the_end(lambda: retraining.stopped)
     killed.kill()
-    with pausing:
+    with pausing.answering():
         pass
     await in_the_end(lambda: not retraining.stopped)
     retraining.end()
@@ -327,11 +327,12 @@ async def test_what_stopped_computing_in_a_pause_runs_on(
     """It may say so just before the signal arrives."""
     retraining.begin()
     pausing = Pausing(shared, cores=2)
-    with pausing:
+    with pausing.answering():
         assert sent[-1] == signal.SIGSTOP
         retraining.end()
-    assert sent[-1] == signal.SIGCONT
-    with pausing:
+        with pausing.answering():
+            assert sent[-1] == signal.SIGCONT
+    with pausing.answering():
         assert sent[-1] == signal.SIGCONT
 
 
@@ -357,11 +358,11 @@ async def test_requests_of_a_process_that_was_killed_are_forgotten(
     first.kill()
     killed.kill()
     pausing = Pausing(shared, cores=2)
-    with pausing:
+    with pausing.answering():
         await _paused(retraining, pausing)
     await in_the_end(lambda: not retraining.stopped)
     for _ in range(3):
-        with pausing:
+        with pausing.answering():
             pass
         assert sum(pausing._shared.memory[64:]) == 0  # type: ignore[union-attr]
     retraining.end()
@@ -377,7 +378,7 @@ async def test_a_process_that_has_the_number_of_a_dead_one_is_left_alone(
     memory = os.open(shared, os.O_RDWR)
     os.pwrite(memory, stranger.pid.to_bytes(8, "little"), 0)
     try:
-        with Pausing(shared, cores=2):
+        with Pausing(shared, cores=2).answering():
             assert not sent
     finally:
         os.close(memory)
@@ -406,13 +407,13 @@ async def test_a_retraining_that_was_killed_makes_room_for_its_successor(
 ) -> None:
     retraining.begin()
     pausing = Pausing(shared, cores=2)
-    with pausing:
+    with pausing.answering():
         await _paused(retraining, pausing)
         retraining.kill()
     successor = Computes(shared, tmp_path)
     try:
         successor.begin()
-        with pausing:
+        with pausing.answering():
             await _paused(successor, pausing)
         await in_the_end(lambda: not successor.stopped)
         successor.end()
@@ -422,7 +423,7 @@ async def test_a_retraining_that_was_killed_makes_room_for_its_successor(
 
 @_on_a_loop
 async def test_without_shared_memory_requests_are_answered_as_ever() -> None:
-    with Pausable(None).computing(), Pausing(None, cores=1):
+    with Pausable(None).computing(), Pausing(None, cores=1).answering():
         assert os.getpid()
 
 
@@ -438,9 +439,10 @@ async def test_a_sandbox_that_forbids_signals_is_told_once(
     monkeypatch.setattr(signal, "pidfd_send_signal", forbidden)
     with caplog.at_level("INFO", logger="gati.pausing"):
         for _ in range(3):
-            with pausing:
+            with pausing.answering():
                 assert not retraining.stopped
     assert len(caplog.records) == 1
+    assert not any(shared.read_bytes()[64:]), "its requests would count for ever in other processes"
     retraining.end()
 
 
@@ -450,5 +452,6 @@ async def test_memory_that_is_gone_keeps_nothing_from_being_served(
 ) -> None:
     with shared_memory() as path:
         gone = path
-    with caplog.at_level("INFO", logger="gati.pausing"), Pausable(gone).computing(), Pausing(gone, cores=1):
+    caplog.set_level("INFO", logger="gati.pausing")
+    with Pausable(gone).computing(), Pausing(gone, cores=1).answering():
         assert len(caplog.records) == 2

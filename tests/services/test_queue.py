@@ -436,6 +436,105 @@ def test_a_promoted_input_starts_before_all_others_and_once() -> None:
     run(test)
 
 
+def test_an_input_that_expired_or_was_dropped_is_not_dropped_again() -> None:
+    """A request drops all of its inputs when it ends: they were counted out of the queue twice."""
+
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        put(queue, 0), put(queue, 1)
+        expired, dropped = put(queue, 2, within_s=0.0), put(queue, 3)
+        assert isinstance(await outcome(expired), DeadlineError)
+        for _ in range(2):
+            queue.drop(expired)
+            queue.drop(dropped)
+            assert queue.waiting == 1
+        runner.answer()
+        await in_the_end(lambda: runner.order == [0, 1])
+        runner.answer()
+        await queue.close()
+
+    run(test)
+
+
+def test_the_order_stays_when_many_are_abandoned() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        asks = [put(queue, number, priority=1 + 7 * number % 10) for number in range(300)]
+        stay = [ask for number, ask in enumerate(asks) if number % 11 == 5]
+        for ask in asks[1:]:
+            if ask not in stay:
+                queue.drop(ask)
+        while not all(ask.answer.done() for ask in stay):
+            runner.answer()
+            await asyncio.sleep(0)
+        wanted = sorted((ask.priority, int(ask.x.item())) for ask in stay)
+        assert runner.order == [0, *(number for _, number in wanted)]
+
+    run(test)
+
+
+def test_the_wait_of_what_no_client_waits_for_refuses_no_request() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        for _ in range(50):
+            audit = queue.put(torch.tensor(1), priority=10, deadline_s=math.inf)
+            audit.arrived_s -= 100.0
+            runner.answer()
+            await audit.answer
+        assert queue.times.bound_s(1) < 1.0
+
+    run(test)
+
+
+def test_a_promoted_input_goes_before_the_highest_priority() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        asks = [put(queue, number, priority=priority) for number, priority in enumerate((1, 1, 10, 10))]
+        queue.promote(asks[2])
+        queue.promote(asks[3])
+        while not all(ask.answer.done() for ask in asks):
+            runner.answer()
+            await asyncio.sleep(0.001)
+        assert runner.order == [0, 2, 3, 1]
+
+    run(test)
+
+
+def test_a_promoted_input_is_not_started_again_while_it_runs() -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        asks = [put(queue, number, priority=priority) for number, priority in enumerate((2, 2, 10, 10))]
+        queue.promote(asks[2])
+        for number in (0, 1):
+            runner.asked[number][1].set_result(ANSWER)
+            await asks[number].answer
+        assert runner.order == [0, 1, 2, 3]
+        runner.answer()
+        await queue.close()
+
+    run(test, parallel=2)
+
+
+@pytest.mark.parametrize(
+    ("expected_s", "budget", "patience_s"), [(0.02, 0.05, [1.0]), (0.2, 0.05, [4.0]), (0.2, 0.0, [])]
+)
+def test_an_audit_goes_first_once_a_second_or_as_often_as_its_budget_says(
+    expected_s: float, budget: float, patience_s: list[float]
+) -> None:
+    async def test(queue: RequestQueue, runner: Runner) -> None:
+        loop, waits_s = asyncio.get_running_loop(), list[float]()
+        timer = loop.call_later
+
+        def call_later(delay_s: float, *call: Any) -> asyncio.TimerHandle:
+            waits_s.append(delay_s)
+            return timer(delay_s, *call)
+
+        loop.call_later = call_later  # type: ignore[method-assign, assignment]
+        asked = asyncio.create_task(ask_last(queue, torch.tensor(1), budget))
+        await in_the_end(lambda: bool(runner.asked))
+        asked.cancel()
+        await asyncio.wait([asked])
+        runner.answer()
+        assert [each for each in waits_s if each >= 1.0] == pytest.approx(patience_s)
+
+    run(test, mean_s=expected_s)
+
+
 def test_a_promoted_input_that_nobody_waits_for_is_not_started() -> None:
     async def test(queue: RequestQueue, runner: Runner) -> None:
         running, dropped = put(queue, 1), put(queue, 10, priority=10)

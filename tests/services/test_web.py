@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gati.errors import ConfigError
+from gati.hosts import check_listening
 from services import web
 from services.config import ModelConfig, ServeConfig
 from tests.services.certificates import certify
@@ -53,6 +54,17 @@ def test_a_port_in_use_is_told_as_such() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf":{port} \(Address already in use\); choose another --port$"):
             web.listen(ServeConfig(port=port))
+
+
+def test_only_what_can_be_an_address_is_tried() -> None:
+    """A port with too many digits was an OverflowError, which no caller expects."""
+    with web.listen(ServeConfig(port=0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        check_listening(address)
+    with pytest.raises(OSError, match="refused"):
+        check_listening(address)
+    for other in ("auto", "local", "127.0.0.1:" + 20 * "9"):
+        check_listening(other)
 
 
 def test_a_key_with_a_passphrase_is_refused(tmp_path: Path) -> None:
