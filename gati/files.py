@@ -102,6 +102,31 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
     atomic_write(path, write)
 
 
+def is_file(path: Path) -> bool:
+    """Whether a file is at `path`. Raises `StorageError` if that cannot be told, as in a closed folder."""
+    try:
+        return stat.S_ISREG(mode_of(path))
+    except OSError as error:
+        raise StorageError(
+            f"cannot read {path}: {error.strerror}; check the disk and the permissions"
+        ) from error
+
+
+def mode_of(path: Path) -> int:
+    """The mode of what is at `path`, for `stat.S_ISDIR` and its like; 0 if nothing is, or can be, there.
+
+    **Raises:** OSError if that cannot be told, which the functions of `os.path` take for a no.
+    """
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last for names that none can have
+        return 0
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # none can have this one, either
+            return 0
+        raise
+
+
 def lasting_source(source: Any, folder: Path = Path()) -> str:
     """The name of a source of a network or of data, with an absolute path: it is found from any folder.
 
@@ -146,7 +171,7 @@ def _own_descriptor(path: Path) -> int | None:
         if folder in own and path.name.isdecimal():
             return int(path.name)
         path = Path(folder, path.name)
-        if not path.is_symlink():
+        if not os.path.islink(path):  # unlike Path.is_symlink, also where this user may not look
             return None
         path = Path(folder, os.readlink(path))
     return None

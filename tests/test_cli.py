@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import gati
 from gati.cli import main, run
@@ -246,6 +250,60 @@ def test_an_interrupt_elsewhere_is_one_line_too(
     monkeypatch.setattr(gati, "compose", failing(KeyboardInterrupt()))
     assert run(["compose", "runs/x"]) == 130
     assert one_line(capsys) == "error: interrupted"
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's handler of SIGINT, though a script in whose background this runs lets it be ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def swallowing(error: Exception) -> Any:
+    """Swallows an interrupt, as some packages do while they are imported, and fails later."""
+
+    def verb(*_: Any, **__: Any) -> None:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise error
+
+    return verb
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_an_interrupt_that_an_import_swallowed_is_no_error_to_report(
+    debug: str, interruptible: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While torch was imported, it ended as an AttributeError or RecursionError in what was half imported."""
+    monkeypatch.setenv("GATI_DEBUG", debug)
+    half_imported = AttributeError("module 'numpy' has no attribute 'matrix'")
+    monkeypatch.setattr(gati, "compose", swallowing(half_imported))
+    assert run(["compose", "runs/x"]) == 130
+    shown = capsys.readouterr().err
+    assert shown.endswith("error: interrupted\n") and ("no attribute 'matrix'" in shown) == (debug == "1")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), StorageError.exit_status, "disk full"),
+        (PermissionError(errno.EACCES, "Permission denied", "runs/x"), 1, "Permission denied: 'runs/x'"),
+        (typer.BadParameter("give two numbers"), 2, "give two numbers"),
+    ],
+)
+def test_what_an_interrupt_cannot_have_caused_is_reported_after_one_that_an_import_swallowed(
+    error: Exception,
+    status: int,
+    told: str,
+    interruptible: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(gati, "compose", swallowing(error))
+    assert run(["compose", "runs/x"]) == status
+    assert told in one_line(capsys)
 
 
 def test_an_unexpected_error_is_one_line_that_asks_for_a_report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import ssl
 import subprocess
@@ -31,6 +32,7 @@ from tests.conftest import REPOSITORY
 from tests.engine.served import composed
 from tests.environment import without_proxies
 from tests.evict.talking import talks, write
+from tests.permissions import close
 from tests.services.certificates import certify
 
 
@@ -279,6 +281,31 @@ def test_a_folder_of_libraries_says_which_there_are(
 ) -> None:
     said = refused(capsys, ["compose", str(library.parent)])
     assert said.startswith(f"no cache library in {library.parent}") and said.endswith(f"or give {library}")
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("report DIR --json HOME/x.json", "cannot write HOME/x.json: Permission denied; choose a folder "),
+        ("export DIR --out HOME/x.onnx", "export: cannot read HOME/x.onnx (Permission denied); check "),
+        ("serve HOME/serve.toml", "HOME/serve.toml: not readable as TOML ([Errno 13] Permission denied: "),
+        ("serve HOME/net --composition bold", "cannot read HOME/net/manifest.json: Permission denied; "),
+    ],
+)
+def test_what_is_in_a_folder_that_is_closed_to_this_user_is_refused(
+    verb: str,
+    said: str,
+    library: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    close(monkeypatch, home)
+    places = {"DIR": str(library), "HOME": str(home)}
+    words = [re.sub("DIR|HOME", lambda found: places[found[0]], word) for word in verb.split()]
+    assert refused(capsys, words).startswith(said.replace("HOME", str(home)))
 
 
 def test_pictures_and_recordings_are_files(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ def _show(found: Diagnosis) -> None:
 def _show_network(found: Diagnosis) -> None:
     size = f"{found.parameters / 1e6:.2f} million weights"
     if found.profile is None:
-        print(f"{found.model} ({size}) cannot be explored in this form, see below")
+        why = "cannot be explored in this form" if found.refused else "was not examined in the time"
+        print(f"{found.model} ({size}) {why}, see below")
         return
     profile = found.profile
     lookups = {lookup.block: lookup for lookup in found.lookups}

@@ -94,7 +94,8 @@ Slowdown = Annotated[
     typer.Option(
         metavar="SHARE",
         help="Limit on the cost of all lookups for an input that misses every cache, as a share of the "
-        "network's latency; default: 1. With 0.05 it takes at most 5 % longer than without caches.",
+        "network's latency; default: 1, inf: no limit. With 0.05 it takes at most 5 % longer than without "
+        "caches.",
     ),
 ]
 ComposeThreads = Annotated[
@@ -170,7 +171,7 @@ def file_of(context: typer.Context, option: str, path: Path) -> Path:
 
 def refuse_folder(option: str, path: Path) -> None:
     """Check that an option does not name a folder as its file. Raises StorageError."""
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path.is_dir, also where this user may not look
         raise StorageError(f"{option} {path} is a folder; give the name of a file")
 
 

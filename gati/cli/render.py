@@ -298,7 +298,7 @@ def bench(result: Bench) -> None:
     show(answers, "memory", "accuracy")
     print(
         f"{counted(result.n, 'input')}, {counted(result.repetitions, 'repetition')}; gains are medians "
-        f"(least-most) over repetitions, fastest network alone: {result.fastest_static}"
+        f"(least-most) over repetitions; {result.fastest_words}"
     )
     for left in result.left_out:
         print(f"left out: {left.name}: {left.reason}")

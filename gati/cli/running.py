@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import select
+import signal
 import sys
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
+from types import FrameType
 from typing import Any
 
 import typer
@@ -25,20 +29,49 @@ ISSUES = "please report it with the traceback that GATI_DEBUG=1 shows"
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status; an error becomes one line on stderr."""
-    try:
-        words = options.with_addresses(options.with_home(arguments))
-        status = tree()(args=words, prog_name="gati", standalone_mode=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except (KeyboardInterrupt, typer.Abort):
-        status = INTERRUPTED
-    except PipeError as error:
-        return _report(error.broken, arguments)
-    except Exception as error:
-        return _report(error, arguments)
+    with _noticed_interrupts() as came:
+        try:
+            words = options.with_addresses(options.with_home(arguments))
+            status = tree()(args=words, prog_name="gati", standalone_mode=False)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except (KeyboardInterrupt, typer.Abort):
+            status = INTERRUPTED
+        except PipeError as error:
+            return _report(error.broken, arguments)
+        except Exception as error:
+            return _report(error, arguments, interrupted=bool(came))
     if status == INTERRUPTED:
         return _fail(_interrupted(arguments), INTERRUPTED)
     return status if isinstance(status, int) else 0
+
+
+@contextmanager
+def _noticed_interrupts() -> Iterator[list[int]]:
+    """Collect the interrupts that come meanwhile; each raises KeyboardInterrupt.
+
+    Some packages swallow that while they are imported, and what is half imported fails later with any error.
+    asyncio leaves this handler in its place, and what serves sets its own.
+    """
+    came: list[int] = []
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    if (
+        threading.current_thread() is not threading.main_thread()
+        # ignored, as in the background of a script
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield came
+        return
+    signal.signal(signal.SIGINT, notice)
+    try:
+        yield came
+    finally:
+        if signal.getsignal(signal.SIGINT) is notice:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache
@@ -81,7 +114,7 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))
 
 
-def _report(error: Exception, arguments: Sequence[str]) -> int:
+def _report(error: Exception, arguments: Sequence[str], *, interrupted: bool = False) -> int:
     if BrokenPipeError in (type(error), type(error.__cause__)) and _reader_is_gone():
         # As in `gati blocks ... | head`; the interpreter must not flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
@@ -98,6 +131,8 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" while writing {error.filename}" if error.filename else ""
         return _fail(f"disk full{where}: free some space and run the command again", StorageError.exit_status)
+    if interrupted and not isinstance(error, OSError):
+        return _fail(_interrupted(arguments), INTERRUPTED)
     return _fail(f"unexpected {type(error).__name__}: {error}; {ISSUES}", 1)
 
 

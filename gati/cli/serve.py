@@ -109,14 +109,15 @@ def announce(url: str) -> None:
 def _check_composition(target: Path, composition: str) -> None:
     """Check the name of a composition, and that a library has it, before a process starts for it.
 
-    Raises CompositionError.
+    Raises CompositionError, and StorageError if the library cannot be read.
     """
     from gati.composition.composition import Composition
     from gati.exploration.library import Library
+    from gati.files import is_file
 
     library = Library(target)
     path = library.composition_path(composition)
-    if library.manifest_path.is_file():
+    if is_file(library.manifest_path):
         Composition.load(path)
 
 

@@ -63,8 +63,9 @@ def compose(
 
     `accuracy` is the required agreement with the base model. `memory_bytes` limits the caches' weights and
     may be written like `"256MiB"`. `slowdown` limits the time that all lookups together add to a request that
-    misses every cache, as a share of the base model's time: "auto" is 1, None no limit. `per_class`
-    certifies the agreement in every class. `placement` "auto" takes the better one of those measured.
+    misses every cache, as a share of the base model's time: "auto" is 1, None or infinity no limit.
+    `per_class` certifies the agreement in every class. `placement` "auto" takes the better one of those
+    measured.
 
     `backend` runs network and lookups; "auto" takes the fastest installed one, measured on first use
     (`progress(done, of)` reports it). The published objectives, which need no model, use the backend that

@@ -192,7 +192,7 @@ def further_inputs(library: Library, data: Any) -> Further:
             "further inputs to certify on need the library's own outcomes, which are missing (outcomes/); "
             "explore again"
         )
-    given = load_data(data, library.preprocessing, what="further certification data")
+    given = load_data(data, library.preprocessing, what="further certification data", explored=True)
     fresh = fresh_inputs(library, given)
     shape, wanted = tuple(fresh.inputs.images([0]).shape[1:]), library.manifest.input_shape
     if shape != wanted:

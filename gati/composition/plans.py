@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,7 +44,7 @@ class Settings:
     def slowdown_limit_ms(self, profile: Profile) -> float | None:
         """The time that all lookups together may add to a request that misses every cache; None: no limit."""
         share = SLOWDOWN if self.slowdown == "auto" else self.slowdown
-        return None if share is None else share * profile.base_ms
+        return None if share is None or share == math.inf else share * profile.base_ms
 
 
 @dataclass(frozen=True)

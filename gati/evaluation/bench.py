@@ -66,7 +66,9 @@ _BINS = 40
 _METHOD = (
     "One process, batch size 1. Every method answers every request, in turns of 64 requests in a row, after "
     "a few untimed ones; who begins changes with each turn. A repetition is one pass over all inputs; ratios "
-    "compare means within a repetition. "
+    "compare means within a repetition. The fastest network alone is the fastest whose answers agree with "
+    "those of the float32 network as often as the composition's have to, or as they do here if that is less "
+    "often; where none does, the fastest of all. "
     "Throughput: each client is a thread with one request in flight. Segment backends batch waiting inputs "
     "at segment boundaries (for the plain network, at its input); graph backends run one single-threaded "
     "graph per core. Lookups are inline."
@@ -103,7 +105,7 @@ def bench(
     _check_numbers(limit, repetitions, clients, seconds)
     smaller = None if cascade is None else Library.open(cascade)
     served = open_served(directory, composition=composition, threads=threads)
-    given = load_data(data, served.model.preprocessing, what="benchmark data")
+    given = load_data(data, served.model.preprocessing, what="benchmark data", explored=True)
     given.keep(HELD_BYTES)
     inputs = drawn_inputs(given, limit)
     check_fit(served.engine, inputs, "benchmark data")
@@ -116,7 +118,7 @@ def bench(
         steady = measure_latency(field.contenders, request, len(inputs), repetitions, progress)
         rates = _throughput(field, inputs, sorted({1, clients}), repetitions, seconds)
     enter_look(served, inputs)
-    fastest, rows = _rows(field, rates, reference, inputs)
+    fastest, rows = _rows(field, rates, reference, inputs, served.composition.accuracy_target)
     result = Bench(
         composition=composition,
         accuracy_target=served.composition.accuracy_target,
@@ -325,11 +327,15 @@ def _throughput(
 
 
 def _rows(
-    field: _Field, rates: dict[str, dict[str, list[float]]], reference: Any, inputs: Data
+    field: _Field, rates: dict[str, dict[str, list[float]]], reference: Any, inputs: Data, target: float
 ) -> tuple[str, tuple[BenchRow, ...]]:
     means = {each.name: [float(np.mean(times)) for times in each.times_ms] for each in field.contenders}
+    agreement = {each.name: float(np.mean(np.array(each.answers) == reference)) for each in field.contenders}
     static = [each.name for each in field.contenders if field.kinds[each.name] == "base"]
-    fastest = min(static, key=lambda name: float(np.median(means[name])))
+    # Chance may let the composition miss the target here: then a network that does no worse is compared with.
+    least = min(target, agreement.get(f"gati {field.served.engine.backend}", target))
+    keep = [name for name in static if agreement[name] >= least]  # of any precision
+    fastest = min(keep or static, key=lambda name: float(np.median(means[name])))
     longest: dict[str, float] = {}  # per backend, so that its histograms share one axis
     for each in field.contenders:
         most = float(np.percentile(np.concatenate(each.times_ms), 99.5))
@@ -348,7 +354,7 @@ def _rows(
                 latency_ms=Latency.of(times),
                 gain_same=spread([base / mine for base, mine in zip(same, own, strict=True)]),
                 gain_fastest=spread([base / mine for base, mine in zip(means[fastest], own, strict=True)]),
-                agreement=float(np.mean(answers == reference)),
+                agreement=agreement[each.name],
                 accuracy=accuracy_of(answers, inputs.labels),
                 hit_rate=each.hits / len(answers),
                 memory_bytes=field.weights_bytes[each.name]

@@ -38,7 +38,7 @@ class BenchRow:
     """One way to answer requests.
 
     `gain_same` and `gain_fastest` are mean base latency / own mean latency, per repetition: against the base
-    model on the same backend, and against the fastest way to run it without exits.
+    model on the same backend, and against `Bench.fastest_static`.
 
     `agreement` is with the user's original f32 network. `memory_bytes` counts the f32 weights of network and
     caches. `throughput` maps the number of clients to answers per second.
@@ -92,6 +92,10 @@ class BenchMethod:
 class Bench:
     """Every way to answer, measured in turns on the same inputs in one process.
 
+    `fastest_static` is the name of the fastest way to run the base model without exits whose agreement is at
+    least the composition's target, or that of the composition on its own backend if it is lower; the fastest
+    of all if none is.
+
     If `disturbed`, the machine was busy with other work even when latencies were measured again: latencies
     and gains are unreliable, and `disturbance` says why.
     """
@@ -114,6 +118,14 @@ class Bench:
     disturbed: bool = False
     disturbance: str = ""
     composed: str = ""  # `created` of the composition
+
+    @property
+    def fastest_words(self) -> str:
+        """What `fastest_static` is, in words: whether its agreement is at least the target, and its name."""
+        name, target = self.fastest_static, f"the target of {100 * self.accuracy_target:g} %"
+        if any(row.name == name and row.agreement >= self.accuracy_target for row in self.rows):
+            return f"fastest network alone that keeps {target}: {name}"
+        return f"fastest network alone: {name}, whose agreement is below {target}"
 
     def to_json(self) -> str:
         """The result as strict JSON text."""

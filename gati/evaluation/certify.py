@@ -136,7 +136,7 @@ def certify(
             f"composition '{composition}' promises its agreement in every class, which an overall "
             "certificate would drop; certify every class, or compose again without --per-class"
         )
-    given = load_data(data, served.model.preprocessing, what="certification data")
+    given = load_data(data, served.model.preprocessing, what="certification data", explored=True)
     fresh = fresh_inputs(library, given)
     check_fit(served.engine, fresh.inputs, "certification data")
     named = name_and_label(library, fresh.inputs, class_names, label_map)

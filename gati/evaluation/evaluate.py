@@ -172,7 +172,7 @@ def evaluate(
         if value is not None and value < 1:
             raise DataError(f"{name} is {value}; at least 1 is needed")
     served = open_served(directory, composition=composition, device=device, threads=threads)
-    given = load_data(data, served.model.preprocessing, what="evaluation data")
+    given = load_data(data, served.model.preprocessing, what="evaluation data", explored=True)
     inputs = drawn_inputs(given, limit)
     check_fit(served.engine, inputs, "evaluation data")
     named = name_and_label(served.library, inputs, class_names, label_map)

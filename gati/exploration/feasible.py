@@ -25,7 +25,7 @@ def nothing_trained(budget: Budget, option: str) -> DataError:
     minutes = math.ceil(2.0 * max(budget.budget_s or 0.0, budget.spent_s) / 60)
     return DataError(
         f"the budget of {budget.budget_s or 0:.0f} s was too short to train anything: give {option} "
-        f"{minutes}m or more"
+        f"{minutes}m or more{budget.other_programs()}"
     )
 
 
@@ -62,5 +62,5 @@ class TimeLimit:
         raise DataError(
             f"the budget of {self.budget.budget_s:.0f} s is too short: the network takes {input_s:.2g} s per "
             f"input, and must answer {self.count} held-out inputs, and train; give --budget "
-            f"{minutes}m or more, or fewer inputs"
+            f"{minutes}m or more, or fewer inputs{self.budget.other_programs()}"
         )

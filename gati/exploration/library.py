@@ -31,7 +31,7 @@ import numpy.typing as npt
 from gati.documents import DocumentKind
 from gati.errors import CompositionError, LibraryError
 from gati.exploration.state import RunState
-from gati.files import atomic_write, atomic_write_bytes, atomic_write_text
+from gati.files import atomic_write, atomic_write_bytes, atomic_write_text, is_file
 from gati.model.identity import CopyCounts
 from gati.types import BlockProfile, OperatingPoint, OutputsKind, Profile, Trial, TrialId, is_name
 from gati.variants import as_called_now
@@ -160,10 +160,11 @@ class Library:
     def open(cls, directory: Path | str) -> Library:
         """Open an existing library that is complete enough to compose from.
 
-        **Raises:** `LibraryError` if there is none, it is unfinished, damaged, or of a newer format.
+        **Raises:** `LibraryError` if there is none, it is unfinished, damaged, or of a newer format;
+        `StorageError` if it cannot be read.
         """
         library = cls(directory)
-        if not library.manifest_path.is_file():
+        if not is_file(library.manifest_path):
             RunState(library.directory).check_finished()
             below = [str(path.parent) for path in sorted(library.directory.glob("*/manifest.json"))]
             raise LibraryError(
@@ -171,10 +172,8 @@ class Library:
                 + (f", or give {' or '.join(below[:3])}" if below else "")
             )
         if not library.manifest.complete:
-            raise LibraryError(
-                f"the cache library in {library.directory} is unfinished: "
-                "run the same gati explore command again to resume"
-            )
+            unfinished = "is unfinished: run the same gati explore command again to resume"
+            raise LibraryError(f"the cache library in {library.directory} {unfinished}")
         return library
 
     # Places ---------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from gati.exploration.library import Library
 from gati.files import atomic_write
 from gati.formats.check import check_answers, onnx_runner, program_runner
 from gati.formats.metadata import describe, in_float32, metadata_of, warning_of
+from gati.model.folders import is_folder
 from gati.model.inputs import TensorInputs
 from gati.model.lengths import TracedSequences
 from gati.model.preprocess import Preprocessing
@@ -109,7 +110,7 @@ def _check_target(target: Path, format: Format) -> None:
         from gati.formats.triton import check_new
 
         check_new(target)
-    elif target.is_dir():
+    elif is_folder(target, "export", StorageError):
         raise StorageError(f"cannot write {target}: it is a folder; give the name of a file")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.errors import DataError
+from gati.files import is_file
 
 _DAMAGED = (
     OSError,
@@ -30,7 +31,7 @@ def read_npz(path: Path, what: str) -> dict[str, NDArray[Any]]:
 
     **Raises:** `DataError`.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise DataError(f"{what}: no file {path}; check the path")
     try:
         with np.load(path, allow_pickle=False) as archive:

@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from gati.errors import DataError
+from gati.files import mode_of
 from gati.model.archives import read_npz
 from gati.model.datasets import DatasetData, call_dataset, from_dataset
-from gati.model.folders import list_files
+from gati.model.folders import is_folder, list_files
 from gati.model.identity import Identities
 from gati.model.kept import KeptInputs
 from gati.model.pictures import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES, file_identities, open_image
@@ -39,7 +40,11 @@ _FORMS = (
 
 
 def load_data(
-    source: str | Path | Dataset[Any] | Data, preprocessing: Preprocessing, *, what: str = "data"
+    source: str | Path | Dataset[Any] | Data,
+    preprocessing: Preprocessing,
+    *,
+    what: str = "data",
+    explored: bool = False,
 ) -> Data:
     """Load data from any supported source.
 
@@ -51,7 +56,7 @@ def load_data(
     float tensors must be preprocessed, uint8 [H, W, C] arrays and Pillow images will be. Other integers, and
     dicts of arrays, are inputs as in an `.npz`; `labels` or `label` in a dict is its label. A CSV or Parquet
     file holds texts, if the network has a tokenizer (see `gati.model.tables`). `what` begins the error
-    messages.
+    messages; `explored` says that the preprocessing is that of a cache library, which no option changes.
 
     **Raises:** `DataError`.
     """
@@ -64,20 +69,21 @@ def load_data(
             f"{what}: cannot read a {type(source).__name__}; give a torch.utils.data.Dataset, or {_FORMS}"
         )
     text, path = str(source), Path(source)
-    if path.is_dir() and preprocessing.sound is not None:
+    in_folder = is_folder(path, what)
+    if in_folder and preprocessing.sound is not None:
         recordings = RecordingFolder(path, preprocessing, what)
         found = DatasetData(recordings, path.name, preprocessing, what)
         found.note = recordings.note
         return found
-    if path.is_dir():
+    if in_folder:
         return _FolderData(path, preprocessing, what)
     if path.suffix == ".npz":
         return _from_npz(path, preprocessing, what)
     if is_table(path):
-        return _from_table(path, preprocessing, what)
+        return _from_table(path, preprocessing, what, explored)
     if ":" in text:
         return from_dataset(call_dataset(text, what), text, preprocessing, what)
-    if not path.exists():
+    if not mode_of(path):
         raise DataError(f"{what}: nothing at {text}; give {_FORMS}")
     raise DataError(f"{what}: cannot read {text} as data; give {_FORMS}")
 
@@ -111,10 +117,16 @@ def _class_names(names: NDArray[Any], where: str) -> tuple[str, ...]:
     return tuple(str(name) for name in names)
 
 
-def _from_table(path: Path, preprocessing: Preprocessing, what: str) -> Data:
+def _from_table(path: Path, preprocessing: Preprocessing, what: str, explored: bool) -> Data:
     text, taken = preprocessing.text, preprocessing.tensors
     if text is None:
         check_table(path, what)
+        if explored:
+            others = "images" if preprocessing.sound is None else "recordings"
+            raise DataError(
+                f"{what}: {path} holds texts, and the network takes "
+                f"{others if taken is None else taken.described()}; give inputs like those of gati explore"
+            )
         raise DataError(f"{what}: {path} holds texts; give the network's tokenizer: --tokenizer FILE")
     table = read_texts(path, text.text_column, text.label_column, what)
     arrays = text.encode(table.texts, f"{what}: {path}", None if taken is None else text.length)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from gati.errors import ModelError, one_line
+from gati.files import is_file
 
 _OPERATOR = re.compile(
     r"torch\.ops\.(aten|prims|higher_order|torchvision|quantized_decomposed)\.\w+(\.\w+)?"
@@ -101,7 +102,7 @@ def _exported_class(base: type[nn.Module]) -> type[nn.Module]:
 
 
 def _read(path: Path) -> bytes:
-    if not path.is_file():
+    if not is_file(path):
         raise ModelError(f"no torch.export file at {path}; check the path")
     try:
         return path.read_bytes()

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from gati.errors import DataError
+from gati.errors import DataError, GatiError
+from gati.files import mode_of
 
 # What macOS puts into archives next to files, under their names.
 _MAC_FOLDER, _MAC_PREFIX = "__MACOSX", "._"
@@ -108,13 +109,19 @@ def _check_leads_elsewhere(link: Path, walked: tuple[Path, ...]) -> None:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(link))
 
 
+def is_folder(place: Path, what: str, refusal: type[GatiError] = DataError) -> bool:
+    """Whether a folder is there. Raises `refusal` if what is there is closed to this user."""
+    with readable(place, what, refusal):
+        return stat.S_ISDIR(mode_of(place))
+
+
 @contextmanager
-def readable(place: Path, what: str) -> Iterator[None]:
-    """Inside the context, `OSError` becomes a `DataError` that names the file or folder in question."""
+def readable(place: Path, what: str, refusal: type[GatiError] = DataError) -> Iterator[None]:
+    """Inside the context, `OSError` becomes a `refusal` that names the file or folder in question."""
     try:
         yield
     except OSError as error:
         what_to_do = "check where links lead" if error.errno in _OF_LINKS else "check its permissions"
-        raise DataError(
+        raise refusal(
             f"{what}: cannot read {error.filename or place} ({error.strerror}); {what_to_do}"
         ) from error

@@ -24,6 +24,7 @@ from gati.model.adapted import giving_scores
 from gati.model.bert import SequenceClassifier, class_names_in
 from gati.model.checkpoint import apply_checkpoint, fit_prefixes, load_checkpoint, state_sha256
 from gati.model.exported import load_exported
+from gati.model.folders import is_folder
 from gati.model.labels import names_in_config
 from gati.model.preprocess import Preprocessing
 from gati.model.processors import prepared_by_processor
@@ -207,7 +208,7 @@ def _recipe(source: str) -> NetworkRecipe:
         return torchvision_recipe(source.removeprefix("torchvision:"))
     if source.startswith("timm:"):
         return timm_recipe(source.removeprefix("timm:"))
-    if Path(source).is_dir():
+    if is_folder(Path(source), "model", ModelError):
         return _folder_recipe(Path(source))
     if source.endswith(".pt2"):
         return _exported_recipe(Path(source))

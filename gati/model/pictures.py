@@ -83,6 +83,8 @@ def _decode(path: Path) -> Image.Image:
         raise DataError(f"{path}: {error}") from error
     except FileNotFoundError as error:
         raise DataError(f"no image at {path}; check the path") from error
+    except PermissionError as error:
+        raise DataError(f"cannot read image {path}: {error.strerror}; check its permissions") from error
     except IsADirectoryError as error:
         raise DataError(f"{path} is a folder; give the image files in it, such as {path}/*.png") from error
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:

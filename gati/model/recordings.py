@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from gati.errors import DataError, one_line
-from gati.model.folders import files_with, list_files, readable
+from gati.files import is_file
+from gati.model.folders import files_with, is_folder, list_files, readable
 from gati.model.kept import KeptInputs
 from gati.model.preprocess import Preprocessing
 from gati.model.sound import LogMel
@@ -128,9 +129,9 @@ def read_recording(path: Path) -> tuple[int, NDArray[np.float32]]:
 
     **Raises:** `DataError` for a file that is missing, unreadable, too large, damaged or empty.
     """
-    if path.is_dir():
+    if is_folder(path, "recordings"):
         raise DataError(f"{path} is a folder; give the recordings in it, such as {path}/*.wav")
-    if not path.is_file():
+    if not is_file(path):
         raise DataError(f"no recording at {path}; check the path")
     if path.stat().st_size > _LARGEST_BYTES:
         raise DataError(f"recording {path} has more than {_LARGEST_BYTES >> 20} MiB; cut it into pieces")

@@ -300,15 +300,15 @@ def _check_base(base: FlatFunction, example: Tensor, expected: Tensor, rounding:
             f"the network returns shape {list(whole.shape)} for {len(whole)} inputs, and another for one; "
             "let its forward keep the batch, as `flatten(1)` does and `squeeze()` does not"
         )
-    if not torch.allclose(whole, expected, 1e-4, 1e-5, equal_nan=True):
-        raise ModelError(
-            "the traced network does not compute what the module's own forward does; "
-            "its forward depends on something other than its input and its weights"
-        )
     if not equal_values(whole, again):
         raise ModelError(
             "the network computes another result each time, even for the same inputs; remove from its "
             "forward what is random or remembers earlier inputs"
+        )
+    if not torch.allclose(whole, expected, 1e-4, 1e-5, equal_nan=True):
+        raise ModelError(
+            "the traced network does not compute what the module's own forward does; "
+            "its forward depends on something other than its input and its weights"
         )
     tolerance = max(_ROW_TOLERANCE.get(example.device.type, 1e-3), _ROUNDINGS * rounding)
     scale = 1.0

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from gati.errors import GatiError, ModelError, one_line
+from gati.files import is_file
 
 _MISSING_OPERATOR = "operator torchvision::nms does not exist"
 _OPERATORS = ("nms", "qnms")
@@ -171,7 +172,7 @@ def _import_module(name: str, error: type[GatiError], what: str) -> ModuleType:
 
 def _import_file(place: str, error: type[GatiError], what: str) -> ModuleType:
     path = Path(place).resolve()
-    if not path.is_file():
+    if not is_file(path):
         raise error(f"{what}: no file {place}; check the path")
     _append_to_path(str(path.parent))
     unique = hashlib.sha256(str(path).encode()).hexdigest()[:8]

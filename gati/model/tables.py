@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gati.errors import DataError, one_line
+from gati.files import is_file
 
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _LABELS = "label"  # the default column, if it exists
@@ -90,7 +91,7 @@ def check_table(path: Path, what: str) -> None:
 
 
 def _check_there(path: Path, what: str) -> None:
-    if not path.is_file():
+    if not is_file(path):
         raise DataError(f"{what}: no file {path}; check the path")
 
 

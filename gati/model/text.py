@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -140,7 +141,7 @@ def read_tokenizer(
     """
     if max_length is not None and max_length < 1:
         raise DataError(f"--max-length is {max_length}; give a number of tokens above 0")
-    path = Path(source) / TOKENIZER if Path(source).is_dir() else Path(source)
+    path = Path(source) / TOKENIZER if os.path.isdir(source) else Path(source)
     content = _content(path)
     try:
         found = json.loads(content)

@@ -100,6 +100,7 @@ def test_passing_means_that_the_lower_confidence_limit_reaches_the_target(losses
         (1.0, 0.05, [], "accuracy target is 1.0, but must lie strictly"),
         (0.9, 0.0, [], "delta is 0.0, but must lie strictly"),
         (0.9, 0.05, [(3, 2)], "3 losses among 2 inputs"),
+        (0.9, 0.05, [(-1, 2)], "-1 losses among 2 inputs"),
     ],
 )
 def test_impossible_values_are_refused(accuracy, delta, path, message):
@@ -265,8 +266,9 @@ def test_a_share_of_delta_is_what_p_values_are_compared_with():
     limit = agreement_lower_bound(20, 1000, 0.005)
     failed = certify([(20, 1000)], 0.99, 0.05, share=0.1).sentence()
     assert failed.endswith(f"which certifies {at_least(limit)} %.") and limit < 0.968
-    with pytest.raises(CompositionError, match="share of delta is 1.5"):
-        certify([(0, 400)], 0.99, 0.05, share=1.5)
+    for share in (0.0, 1.5):
+        with pytest.raises(CompositionError, match=f"share of delta is {share}"):
+            certify([(0, 400)], 0.99, 0.05, share=share)
 
 
 def test_a_path_is_counted_no_further_than_the_walk_goes():

@@ -94,6 +94,14 @@ def test_without_confidence_too_exits_that_hardly_pay_for_their_misses_are_left_
     assert min(repaid(library, composition)) >= REPAYS
 
 
+@pytest.mark.parametrize("slowdown", [float("inf"), 1e300])
+def test_a_slowdown_that_nothing_reaches_is_no_limit(library, slowdown):
+    """The command line has no other word for it; it warned of invalid values, and chose nothing."""
+    free, limited = (compose(library.directory, accuracy=0.95, slowdown=each) for each in (None, slowdown))
+    assert free.exits
+    assert limited.exits == free.exits
+
+
 def test_caches_that_hardly_save_time_are_left_out(tmp_path):
     """Their gain is within the error of measuring, while every miss takes longer."""
     library = make_library(tmp_path / "library", quality=6.0)

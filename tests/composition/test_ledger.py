@@ -91,6 +91,19 @@ def test_a_use_entered_without_the_counts_of_a_refused_engine_is_the_same_use(tm
     assert enter_use(library, "compose", differing).use == before + 2, "what was counted has been told"
 
 
+def test_counts_of_an_engine_that_was_refused_are_a_use_by_themselves(tmp_path: Path) -> None:
+    """Nothing was counted for the engine that serves, which has no exits."""
+    library = make_library(tmp_path / "library", inputs=100)
+    on = WalkedOn(backend="openvino", split_seed=0, path_sha256="a")
+    nothing = replace(walk([], 0.99, 0.05), walked_on=on)
+    assert enter_use(library, "compose", nothing).use is None
+    refused = EngineWalk(
+        backend="openvino-int8", share_of_delta=0.9, hoped_ms=0.5, certified=False, reason="too coarse",
+        path_sha256="b", tested=walk([(101, 1000)], 0.99, 0.05).tested,
+    )  # fmt: skip
+    assert enter_use(library, "compose", replace(nothing, engines=(refused,))).use == 1
+
+
 def test_attempts_are_numbered_over_the_library_and_shared_by_accuracies(ledger: Ledger) -> None:
     first = ledger.attempt("a", "data", {"delta": 0.05}, hashes(1, 2))
     assert (first.number, first.compositions) == (1, 1)
@@ -109,6 +122,17 @@ def test_what_came_of_an_attempt_is_never_lost(ledger: Ledger) -> None:
     results = [entry.results for entry in ledger.attempts]
     assert [[each.certificate["losses"] for each in found] for found in results] == [[0], [1], [2]]
     assert [found[0].written for found in results] == [False, True, False]
+
+
+def test_a_later_result_of_the_same_attempt_leaves_the_earlier_one(ledger: Ledger) -> None:
+    attempt = ledger.attempt("a", "data", {}, hashes(1))
+    ledger.conclude(attempt, {"accuracy": 0.99}, written=False)
+    ledger.conclude(attempt, {"accuracy": 0.97}, written=True)
+    (entry,) = ledger.attempts
+    assert [(each.certificate["accuracy"], each.written) for each in entry.results] == [
+        (0.99, False),
+        (0.97, True),
+    ]
 
 
 def test_compositions_that_were_measured_on_the_data_before_count_as_its_users(tmp_path: Path) -> None:
@@ -180,6 +204,8 @@ def test_another_split_of_the_same_inputs_is_another_one(tmp_path: Path) -> None
     swapped = np.where(base.split == CERTIFY, SELECT, CERTIFY).astype(base.split.dtype)
     library.write_base_outcomes(base._replace(split=swapped))
     assert split_identity(library) != before
+    library.write_base_outcomes(base._replace(base_class=base.base_class[::-1].copy()))
+    assert split_identity(library) != before, "of another network, or of other inputs"
 
 
 def test_shares_of_all_attempts_that_will_ever_be_add_up_to_one() -> None:

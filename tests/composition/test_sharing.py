@@ -17,6 +17,7 @@ from gati.composition.costs import CostedLibrary
 from gati.composition.outcomes import outcomes_of
 from gati.composition.plans import Settings
 from gati.composition.sharing import FIRST, Entrant, Hope, deploy_one, enter, shares
+from gati.errors import BackendError, CompositionError
 from gati.exploration.library import CERTIFY, SELECT, BaseOutcomes, Library, TrialOutcomes
 from tests.composition.libraries import CLASSES, make_library
 from tests.composition.test_coarse_engines import Coarse
@@ -172,6 +173,23 @@ def test_the_fastest_of_several_that_pass_is_deployed(library: Library, first: s
     assert proposal.library is engines["openvino-int8"]
     assert plan.certificate is not None
     assert [each.certified for each in plan.certificate.engines] == [True, True]
+
+
+@pytest.mark.parametrize("error", [BackendError("it cannot run"), CompositionError("too few inputs")])
+def test_an_engine_that_fails_leaves_the_choice_to_the_others(library: Library, error: Exception) -> None:
+    """When it is asked for a path, and when it is its turn to be counted."""
+
+    def fail() -> Proposal:
+        raise error
+
+    reference = proposed(library)
+    (alone,) = enter(reference, [Hope("openvino-bf16", 1e-3, fail)], 1000)
+    assert (alone.backend, alone.share) == (library.manifest.profile.backend, 1.0)
+    entrants = [Entrant("openvino-bf16", 1e-3, fail, 0.9), replace(alone, share=0.1)]
+    proposal, plan = deploy_one(entrants, lambda _: outcomes_of(library, CERTIFY))
+    assert proposal is reference and plan.exits and plan.certificate is not None
+    assert plan.certificate.engines[0].reason == str(error)
+    assert plan.certificate.level == pytest.approx(0.1 * 0.05)
 
 
 def test_entrants_are_walked_only_while_they_hope_for_less(library: Library) -> None:

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 import gati
-from gati.cli import run
+from gati.cli import render, run
 from gati.composition.composition import Composition
 from gati.composition.cost_files import BackendCosts
 from gati.composition.engines import graph_files
@@ -28,7 +28,7 @@ from gati.engine.backends.base import Path as EnginePath
 from gati.engine.backends.torch import TorchBackend
 from gati.errors import BackendError, DataError
 from gati.evaluation.limit import drawn_inputs
-from gati.evaluation.timing import mixed_inputs, requests_of
+from gati.evaluation.timing import measure_latency, mixed_inputs, requests_of
 from gati.exploration.library import Library
 from gati.model.data import load_data
 from gati.model.pictures import open_image
@@ -111,6 +111,53 @@ class Broken(TorchBackend):
             raise RuntimeError("Python.h: No such file or directory\nand much more")
 
         return EnginePath(fails, super().path(traced, blocks).segments)
+
+
+class Hasty(TorchBackend):
+    """A second backend; the tests say how fast it is, and what it answers."""
+
+
+@pytest.mark.parametrize(
+    ("differ", "words"),
+    [
+        (0, "fastest network alone that keeps the target of 97 %: base torch"),
+        (1, "fastest network alone: base hasty, whose agreement is below the target of 97 %"),
+        (2, "fastest network alone: base hasty, whose agreement is below the target of 97 %"),
+    ],
+)
+def test_the_fastest_network_alone_keeps_the_target_or_does_no_worse_than_gati(
+    differ: int,
+    words: str,
+    library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In 8-bit integers, the network may be fast and answer otherwise too often; so may Gati, by chance."""
+
+    def measured(contenders: Any, *given: Any) -> Any:
+        found = measure_latency(contenders, *given)
+        by_name = {each.name: each for each in contenders}
+        right = by_name["base torch"].answers
+        for name, count in (("base hasty", 1), ("gati hasty", differ)):
+            by_name[name].answers = [(answer + 1) % 4 for answer in right[:count]] + right[count:]
+        by_name["base hasty"].times_ms = [[1e-6] * len(times) for times in by_name["base torch"].times_ms]
+        return found
+
+    monkeypatch.setattr(bench, "measure_latency", measured)
+    monkeypatch.setattr(Hasty, "name", "hasty", raising=False)
+    monkeypatch.setitem(BACKENDS, "hasty", Hasty)
+    monkeypatch.setattr(bench, "BACKENDS", {name: BACKENDS[name] for name in ("torch", "hasty")})
+    rewrite(library, backend="hasty")
+    result = gati.bench(library, library.parent / "test.npz", repetitions=1, seconds=0)
+    assert result.fastest_static == ("base hasty" if differ else "base torch")
+    rows = {row.name: row for row in result.rows}
+    assert rows["base hasty"].agreement < result.accuracy_target <= rows["base torch"].agreement
+    assert rows[result.fastest_static].gain_fastest.median == 1.0
+    assert result.fastest_words == words
+    render.bench(result)
+    assert words in capsys.readouterr().out
+    gati.report(library)
+    assert words in (library / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_backend_that_fails_at_its_first_request_is_left_out(
@@ -289,6 +336,16 @@ def test_inputs_of_another_size_are_named_before_anything_is_measured(verb: Any,
     wrong = r"large\.npz does not fit: .*6, 6\], got \[1, 1, 7, 7\]; give inputs like those of gati explore$"
     with pytest.raises(DataError, match=wrong):
         verb(library, library.parent / "large.npz")
+
+
+@pytest.mark.parametrize("verb", [gati.bench, gati.evaluate, gati.certify], ids=lambda verb: verb.__name__)
+def test_texts_for_a_network_that_takes_images_are_refused(verb: Any, library: Path) -> None:
+    """None of these verbs takes a tokenizer."""
+    table = library.parent / "t.csv"
+    table.write_text("text\na cat\n")
+    said = f"{table} holds texts, and the network takes images; give inputs like those of gati explore$"
+    with pytest.raises(DataError, match=said):
+        verb(library, table)
 
 
 def test_a_damaged_first_input_is_no_misfit(library: Path, tmp_path: Path) -> None:

@@ -470,6 +470,16 @@ def test_the_command_shows_the_confidence_that_was_asked_for(
     assert "for one engine at 99.9 % confidence" in " ".join(capsys.readouterr().out.split())
 
 
+def test_what_the_time_was_too_short_for_is_not_said_to_be_impossible(
+    files: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if the network would have to be another one."""
+    assert run(["doctor", NET, *arguments(files, within="0.001ms")]) == 0
+    said = capsys.readouterr().out
+    assert "weights) was not examined in the time, see below" in said
+    assert "note: network: not examined: the 1e-06 seconds were up; give a longer --within" in said
+
+
 def test_the_command_fails_where_explore_would(
     files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

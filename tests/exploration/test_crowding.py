@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +12,15 @@ import torch
 
 from gati.costs.disturbance import Uncounted
 from gati.engine.threads import on_threads
+from gati.errors import DataError
 from gati.exploration import planning
 from gati.exploration.budget import Budget
 from gati.exploration.crowding import Crowding, watched
+from gati.exploration.feasible import TimeLimit, nothing_trained
 from gati.exploration.pace import Pace
 from gati.exploration.planning import GroupPlanner
 from gati.exploration.progress import SilentProgress
+from gati.exploration.state import RunState
 
 
 class _Notes(SilentProgress):
@@ -35,6 +39,9 @@ class _Waiting(Uncounted):
 
     def clock(self) -> float:
         return self.now_s
+
+    def now_ns(self) -> int:
+        return round(1e9 * self.now_s)
 
     def passes(self, seconds: float, share: float) -> None:
         self.now_s += seconds
@@ -154,6 +161,22 @@ def test_torch_has_its_threads_again_after_a_training() -> None:
     with watched("students", 1, _Notes(), lambda: 0.0, torch.device("cpu")):
         torch.set_num_threads(before + 1)
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.5, True), (0.1, False)])
+def test_a_budget_that_is_too_short_says_so_if_other_programs_use_the_cores(
+    share: float, told: bool, tmp_path: Path
+) -> None:
+    """More time is not what such a run needs."""
+    machine = _Waiting()
+    budget = Budget(60.0, machine.clock, 0.0, RunState(tmp_path), machine)
+    machine.passes(50.0, share)
+    refusals = [str(nothing_trained(budget, "--budget"))]
+    with pytest.raises(DataError) as refused:
+        TimeLimit(budget, 600).check(8, 0.4)
+    refusals.append(str(refused.value))
+    added = "; threads waited for a core for 0.50 s in a second: if other programs run, stop them"
+    assert [text.endswith(added) for text in refusals] == [told, told]
 
 
 @pytest.mark.parametrize(("waiting", "probes"), [(0.9, 2), (0.1, 1)])

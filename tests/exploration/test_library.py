@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import resource
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ import pytest
 from gati import exploration
 from gati.errors import LibraryError, StorageError
 from gati.exploration.library import FORMAT, BaseOutcomes, Library, Manifest, TrialOutcomes
-from gati.exploration.state import RunState, locked
+from gati.exploration.state import RunState, StagePlan, gone, locked
 from gati.types import BlockProfile, OperatingPoint, Profile, Trial, TrialId
+from tests.permissions import close
 
 
 def _manifest(complete: bool = True) -> Manifest:
@@ -99,6 +102,35 @@ def test_no_library_an_unfinished_a_newer_and_a_damaged_one_are_one_line_each(tm
         LibraryError, match="has no field 'model_source'; restore it from a backup, or .* another --out"
     ):
         Library.open(tmp_path)
+
+
+def test_a_library_in_a_closed_folder_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Library(tmp_path / "library").write_manifest(_manifest())
+    close(monkeypatch, tmp_path / "library")
+    with pytest.raises(StorageError, match=r"^cannot read .*library/.*: Permission denied; check the disk"):
+        Library.open(tmp_path / "library")
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.ESTALE])
+def test_a_manifest_that_cannot_be_looked_at_is_not_said_to_be_missing(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a link into a closed folder, or on a network disk that went away."""
+    library, stat = Library(tmp_path), os.stat
+    library.write_manifest(_manifest())
+
+    def refused(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if path == library.manifest_path:
+            raise OSError(error, os.strerror(error), str(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refused)
+    with pytest.raises(StorageError) as told:
+        Library.open(tmp_path)
+    reason = f"{os.strerror(error)}; check the disk and the permissions"
+    assert str(told.value) == f"cannot read {library.manifest_path}: {reason}"
 
 
 def test_a_damaged_row_is_named_by_its_line(tmp_path: Path) -> None:
@@ -204,3 +236,22 @@ def test_the_map_of_the_room_names_every_module_once() -> None:
     named = re.findall("`([a-z_]+)`", exploration.__doc__ or "")
     there = {path.stem for path in Path(exploration.__file__).parent.glob("*.py")} - {"__init__"}
     assert len(named) == len(set(named)) and set(named) == there
+
+
+def test_each_stage_keeps_its_plan(tmp_path: Path) -> None:
+    """All are made before any is trained where several train at once."""
+    state = RunState(tmp_path)
+    plans = {"students": StagePlan(100, 60.0, "torch", 3), "exits": StagePlan(20, None, batch_size=8)}
+    for stage, plan in plans.items():
+        state.write_plan(stage, plan)
+    assert {stage: RunState(tmp_path).plan(stage) for stage in plans} == plans
+    assert state.plan("others") is None
+
+
+def test_only_what_is_a_path_is_looked_for_there(tmp_path: Path) -> None:
+    code, missing = tmp_path / "own.py", tmp_path / "val.npz"
+    code.write_text("")
+    named = ("torchvision:resnet18", "package.module:build", None, str(tmp_path), f"{code}:build")
+    assert [gone(source) for source in named] == [None] * len(named)
+    code.unlink()
+    assert [gone(source) for source in (f"{code}:build", str(missing))] == [str(code), str(missing)]

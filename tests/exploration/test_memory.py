@@ -25,6 +25,7 @@ from gati.exploration.memory import (
     lack_of_memory_told,
     may_be_short,
     need_of,
+    spare_bytes,
 )
 from gati.exploration.train import Learner
 from gati.types import TrialId
@@ -159,7 +160,16 @@ def test_one_input_that_does_not_fit_gets_one_line() -> None:
         raise RuntimeError("shape")
 
 
+def test_what_could_be_computed_again_takes_an_eighth_of_what_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for free, kept in ((None, GIB), (16 * GIB, GIB), (GIB, 128 * MIB), (0, 0)):
+        monkeypatch.setattr(memory, "available_bytes", lambda free=free: free)
+        assert spare_bytes(GIB) == kept
+
+
 def test_torch_without_memory_on_the_cpu_is_known_by_its_words() -> None:
+    assert is_lack_of_memory(MemoryError()) and not is_lack_of_memory(RuntimeError("a shape")), "NumPy's"
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert is_lack_of_memory(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,28 @@ def test_many_are_split_by_the_seed_alone(tmp_path: Path, third: bool) -> None:
     assert len(inputs.held_out) == 1500 - cut
     again = split_inputs(data_of(tmp_path, pictures(1500), "again"), more, 7)
     assert np.array_equal(again.split, inputs.split)
+
+
+def test_as_few_as_are_said_to_be_enough_are(tmp_path: Path) -> None:
+    more = data_of(tmp_path, pictures(8, 1), "more")
+    assert len(split_inputs(data_of(tmp_path, pictures(60)), more, 0).held_out) == 60
+    with pytest.raises(DataError, match="has 59 inputs; only 59 are left .* give enough for at least 60"):
+        split_inputs(data_of(tmp_path, pictures(59)), more, 0)
+
+
+def test_a_split_is_told_from_every_other_one(tmp_path: Path) -> None:
+    """A run that resumes with another one would certify on what it was trained or selected on."""
+    more, others = (data_of(tmp_path, pictures(50, seed), f"more{seed}") for seed in (1, 2))
+    held = data_of(tmp_path, np.concatenate([pictures(200), pictures(40)]))
+    inputs = split_inputs(held, more, 0)
+    changed = (
+        replace(inputs, split=1 - inputs.split),
+        replace(inputs, train=others),
+        replace(inputs, record=inputs.record._replace(new=np.ones_like(inputs.record.new))),
+        replace(inputs, record=inputs.record._replace(rows=inputs.record.rows + 1)),
+    )
+    hashes = [each.split_hash() for each in (inputs, split_inputs(held, more, 0), *changed)]
+    assert hashes[0] == hashes[1] and len(set(hashes)) == 1 + len(changed)
 
 
 def test_what_is_in_both_is_not_trained_on(tmp_path: Path) -> None:

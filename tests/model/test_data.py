@@ -25,6 +25,7 @@ from gati.model.labels import fit_labels
 from gati.model.preprocess import Preprocessing
 from gati.model.sound import LogMel
 from tests.model.user_code import Flipped
+from tests.permissions import close
 
 PLAIN = Preprocessing()
 HERE = "tests.model.user_code"
@@ -51,6 +52,34 @@ def write_folder(root: Path, size: tuple[int, int] = (4, 5)) -> Path:
         for index in range(3):
             Image.new("RGB", size, (number * 100, index, 7)).save(root / name / f"{index}.png")
     return root
+
+
+@pytest.mark.parametrize("name", ["val", "val.npz", "texts.csv", "own.py:dataset"])
+def test_inputs_in_a_folder_that_is_closed_to_this_user_are_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "home" / name
+    close(monkeypatch, tmp_path / "home")
+    assert error_of(inside) == f"data: cannot read {inside} (Permission denied); check its permissions"
+
+
+@pytest.mark.parametrize("end", ["", ".npz", ".csv", ".py:dataset"])
+def test_nothing_has_a_name_that_is_too_long(end: str) -> None:
+    assert "check its permissions" not in error_of("long" * 100 + end)
+
+
+def test_a_picture_that_may_not_be_read_is_not_said_to_be_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, **_: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Image, "open", refused)
+    with pytest.raises(DataError) as error:
+        load_images([tmp_path / "cat.png"], PLAIN)
+    assert str(error.value) == (
+        f"cannot read image {tmp_path / 'cat.png'}: Permission denied; check its permissions"
+    )
 
 
 def test_an_npz_gives_preprocessed_batches_in_the_order_asked(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from gati.model.published import timm_recipe
 from gati.model.sound import LogMel
 from gati.model.usable import frozen
 from tests.model import user_code
+from tests.permissions import close
 
 HERE = "tests.model.user_code"
 FILE = Path(__file__).with_name("user_code.py")
@@ -38,6 +39,20 @@ def error_of(source: str, checkpoint: Path | None = None, **flags: object) -> st
         load_model(source, checkpoint, **flags)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["own.py:build", "net.pt2", "classifier"])
+def test_a_network_in_a_folder_that_is_closed_to_this_user_is_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "home" / name
+    close(monkeypatch, tmp_path / "home")
+    assert error_of(str(inside)) == f"model: cannot read {inside} (Permission denied); check its permissions"
+
+
+@pytest.mark.parametrize("end", ["", ".pt2", ".py:build", ":build"])
+def test_nothing_has_a_name_that_is_too_long(end: str) -> None:
+    assert "check its permissions" not in error_of("long" * 100 + end)
 
 
 @pytest.mark.parametrize("name", ["tiny", "FACTORY"])

@@ -503,10 +503,11 @@ def test_rounding_of_very_large_scores_is_not_said_to_depend_on_the_batch() -> N
     trace(ready(network), 1e15 * torch.randn(2, 3, 32, 32), [])
 
 
-def test_a_network_that_answers_otherwise_each_time_is_refused() -> None:
+@pytest.mark.parametrize("noise", [1e-6, 1.0], ids=["less than rounding", "as dropout that is never off"])
+def test_a_network_that_answers_otherwise_each_time_is_refused(noise: float) -> None:
     class Noisy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x + 1e-6 * torch.randn_like(x)
+            return x + noise * torch.randn_like(x)
 
     with pytest.raises(ModelError, match="another result each time, even for the same inputs; remove from"):
         small(Noisy())
