@@ -171,7 +171,7 @@ def _own_descriptor(path: Path) -> int | None:
         if folder in own and path.name.isdecimal():
             return int(path.name)
         path = Path(folder, path.name)
-        if not os.path.islink(path):  # unlike Path.is_symlink, also where this user may not look
+        if not os.path.islink(path):  # Path.is_symlink raises where this user may not look
             return None
         path = Path(folder, os.readlink(path))
     return None

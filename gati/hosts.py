@@ -7,6 +7,7 @@ import os
 import socket
 
 _ANSWERS_S = 10.0
+_LAST_PORT = 65535
 
 
 def is_loopback(host: str) -> bool:
@@ -36,5 +37,6 @@ def check_listening(address: str) -> None:
     Raises OSError.
     """
     host, _, port = address.rpartition(":")
-    if host and port.isascii() and port.isdigit() and len(port) <= 5 and "/" not in host:
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= _LAST_PORT
+    if host and is_port and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_S).close()

@@ -33,7 +33,7 @@ def read_target(target: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
     **Raises:** `ConfigError`, one line, if it cannot be read or is nothing that can be served.
     """
-    if os.path.isdir(target):  # unlike Path.is_dir, also where this user may not look
+    if os.path.isdir(target):  # Path.is_dir raises where this user may not look
         return _from_folder(target)
     document = _toml(target)
     if "stages" in document:

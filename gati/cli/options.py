@@ -171,7 +171,7 @@ def file_of(context: typer.Context, option: str, path: Path) -> Path:
 
 def refuse_folder(option: str, path: Path) -> None:
     """Check that an option does not name a folder as its file. Raises StorageError."""
-    if os.path.isdir(path):  # unlike Path.is_dir, also where this user may not look
+    if os.path.isdir(path):  # Path.is_dir raises where this user may not look
         raise StorageError(f"{option} {path} is a folder; give the name of a file")
 
 

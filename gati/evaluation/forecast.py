@@ -103,7 +103,7 @@ def forecast_explore(
     behind = [item for item in trained if not reads_input(item.trial.variant)]
     reduced = any(is_reduced(item.trial.variant) for item in first)
     recipe = REDUCED_NETWORK if reduced else recipe_of_students(traced.example())
-    recipe = recipe.keeping(traced.classes, spare_bytes(MOST_KEPT_BYTES, traced.device))
+    recipe = recipe.keeping(traced.classes, spare_bytes(MOST_KEPT_BYTES, traced.device) // 2)
     at_input = _Stage(len(first), _pace(module, traced, first, training, kind, recipe, rates), recipe, True)
     exits = _Stage(len(behind), _pace(module, traced, behind, training, kind, EXITS, rates), EXITS, False)
     lookups = len({(item.trial.variant, item.hidden_shape) for item in trained})

@@ -56,8 +56,8 @@ def complete(
     library.write_trials(rows, points_of(finished, rows))
     check_nothing_depends_on(library)
     library.write_manifest(_manifest(prepared, settings, seed, budget.spent_s, notes))
-    state.clear()
     usual = usual_answer(prepared.held_out.base_class, prepared.inputs.split)
+    state.clear()
     if nothing := told_if_nothing(rows, usual, len(prepared.inputs.train)):
         progress.note(nothing)
 

@@ -123,8 +123,9 @@ class GroupPlanner:
 
     def _recipe(self, task: GroupTask) -> Recipe:
         """The recipe, with the memory for answers. Where these hold features, there are no further rounds."""
-        kept_bytes = 0 if task.lesson.feature_block else spare_bytes(MOST_KEPT_BYTES, self.classroom.device)
-        return task.lesson.recipe.keeping(self.classroom.classes, kept_bytes)
+        free_bytes = 0 if task.lesson.feature_block else spare_bytes(MOST_KEPT_BYTES, self.classroom.device)
+        # half of it: less may be free once training begins
+        return task.lesson.recipe.keeping(self.classroom.classes, free_bytes // 2)
 
     def _found_pace(
         self, task: GroupTask, size: ProbeSize, allowed_s: float, *, students: bool

@@ -97,6 +97,7 @@ class Followed:
         """Load a version in place of the wanted one, whose trial goes on if the other cannot be served."""
         pending = self._versions.pending  # a trial may have ended, or an operator have activated another one
         on_trial = pending is not None and pending.name == trial
+        active = self._versions.active.name
         self._wanted = None
         self.tidy()
         try:
@@ -105,15 +106,18 @@ class Followed:
             raise
         except GatiError:
             if on_trial:
-                await self._resume(trial)
+                await self._resume(trial, active)
             raise
 
-    async def _resume(self, trial: str) -> None:
-        """Go on with a trial, whose evidence was kept."""
+    async def _resume(self, trial: str, active: str) -> None:
+        """Go on with a trial, whose evidence was kept, unless an operator has activated another version."""
         try:
             await self._load(trial)
-            self._wanted = trial
-            self._versions.activate(trial)
+            if self._versions.pending is None and self._versions.active.name == active:
+                self._wanted = trial
+                self._versions.activate(trial)
+            else:
+                self.tidy()
         except Exception as error:  # of any type: it does not hide why the other version cannot be served
             log_failure(_log, "cannot load the version on trial again", error)
 

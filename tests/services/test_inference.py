@@ -387,6 +387,28 @@ class HasOnePlace(Loads):
 
     def unload(self, name: str) -> None:
         self.loaded.remove(name)
+        if self.pending is not None and self.pending.name == name:
+            self.pending = None
+
+
+def test_what_an_operator_activates_while_a_trial_is_loaded_again_stays(tmp_path: Path) -> None:
+    class Operated(HasOnePlace):
+        async def load(self, name: str, folder: Path) -> Any:
+            if self.activated and name == "1":
+                self.active = SimpleNamespace(name="operator's")
+            return await super().load(name, folder)
+
+    async def main() -> None:
+        versions: Any = Operated(None)
+        followed = Followed(str(tmp_path), "m", versions)
+        versions.damaged = ("2",)
+        for _ in range(2):
+            publish(tmp_path)
+            await followed.look()
+        assert versions.activated == ["1"] and versions.active.name == "operator's"
+        assert versions.loaded == []
+
+    asyncio.run(main())
 
 
 def test_a_version_on_trial_goes_on_if_a_newer_one_cannot_be_loaded_in_its_place(tmp_path: Path) -> None:

@@ -478,7 +478,7 @@ def test_the_wait_of_what_no_client_waits_for_refuses_no_request() -> None:
             audit.arrived_s -= 100.0
             runner.answer()
             await audit.answer
-        assert queue.times.bound_s(1) < 1.0
+        assert queue.times.bound_s(1) < 50.0
 
     run(test)
 

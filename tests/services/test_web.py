@@ -63,7 +63,7 @@ def test_only_what_can_be_an_address_is_tried() -> None:
         check_listening(address)
     with pytest.raises(OSError, match="refused"):
         check_listening(address)
-    for other in ("auto", "local", "127.0.0.1:" + 20 * "9"):
+    for other in ("auto", "local", "127.0.0.1:" + 20 * "9", "127.0.0.1:70000", "127.0.0.1:0"):
         check_listening(other)
 
 

@@ -19,8 +19,8 @@ _FREE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def check_methods(package: str, own: type, theirs: type, names: Iterable[str]) -> None:
     """Check that an engine's class calls these methods with the parameters that our class has for them.
 
-    Ours may have `*more` or `**options` for the rest. New methods of theirs are accepted if they have a
-    default. Raises EvictError that names the first difference.
+    Ours may have `*more` or `**options` for the rest. New methods of theirs are accepted unless they
+    are abstract. Raises EvictError that names the first difference.
     """
     for name in names:
         method = getattr(theirs, name, None)

@@ -253,8 +253,10 @@ def _path_key(node: Any, tokens: int) -> Any:
 
 @cache
 def _cache_class() -> type:
-    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-
+    try:
+        from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+    except ImportError as error:
+        raise other_version("sglang", str(error)) from error
     check_methods("sglang", SglangEviction, UnifiedRadixCache, _OVERRIDDEN)
     check_attributes("sglang", UnifiedRadixCache, ["touch_prefix"])
     return type("GatiRadixCache", (SglangEviction, UnifiedRadixCache), {"__doc__": SglangEviction.__doc__})
