@@ -18,11 +18,10 @@ from gati.exploration.augment import Augmentation
 from gati.exploration.candidates import Specification
 from gati.exploration.lookups import lookup_seconds
 from gati.exploration.measure import selector_seconds
-from gati.exploration.memory import spare_bytes
 from gati.exploration.pace import Pace
 from gati.exploration.prepared import MeasuringTimes
 from gati.exploration.recipes import EXITS, REDUCED_NETWORK, Recipe, recipe_of_students
-from gati.exploration.remembered import MOST_KEPT_BYTES
+from gati.exploration.remembered import bytes_to_plan_with
 from gati.exploration.train import Learner, SharedTraining
 from gati.model.segments import TracedModel
 from gati.model.sequence import Data
@@ -103,7 +102,7 @@ def forecast_explore(
     behind = [item for item in trained if not reads_input(item.trial.variant)]
     reduced = any(is_reduced(item.trial.variant) for item in first)
     recipe = REDUCED_NETWORK if reduced else recipe_of_students(traced.example())
-    recipe = recipe.keeping(traced.classes, spare_bytes(MOST_KEPT_BYTES, traced.device) // 2)
+    recipe = recipe.keeping(traced.classes, bytes_to_plan_with(traced.device))
     at_input = _Stage(len(first), _pace(module, traced, first, training, kind, recipe, rates), recipe, True)
     exits = _Stage(len(behind), _pace(module, traced, behind, training, kind, EXITS, rates), EXITS, False)
     lookups = len({(item.trial.variant, item.hidden_shape) for item in trained})

@@ -22,10 +22,10 @@ from gati.exploration.groups import (
     group_training,
     in_smaller_batches,
 )
-from gati.exploration.memory import fitting, may_be_short, need_of, spare_bytes
+from gati.exploration.memory import fitting, may_be_short, need_of
 from gati.exploration.pace import LATENESS, Pace
 from gati.exploration.recipes import Recipe
-from gati.exploration.remembered import MOST_KEPT_BYTES
+from gati.exploration.remembered import bytes_to_plan_with
 from gati.exploration.schedule import (
     ProbeSize,
     affordable,
@@ -123,9 +123,8 @@ class GroupPlanner:
 
     def _recipe(self, task: GroupTask) -> Recipe:
         """The recipe, with the memory for answers. Where these hold features, there are no further rounds."""
-        free_bytes = 0 if task.lesson.feature_block else spare_bytes(MOST_KEPT_BYTES, self.classroom.device)
-        # half of it: less may be free once training begins
-        return task.lesson.recipe.keeping(self.classroom.classes, free_bytes // 2)
+        kept_bytes = 0 if task.lesson.feature_block else bytes_to_plan_with(self.classroom.device)
+        return task.lesson.recipe.keeping(self.classroom.classes, kept_bytes)
 
     def _found_pace(
         self, task: GroupTask, size: ProbeSize, allowed_s: float, *, students: bool

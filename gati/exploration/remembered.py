@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gati.exploration.memory import spare_bytes
 from gati.exploration.views import ViewedBatch
 
 KEPT_TYPE = torch.float16
@@ -55,6 +56,11 @@ class BatchMemory:
 
     def _slot(self, batch: ViewedBatch) -> int:
         return batch.round * self._places + batch.place
+
+
+def bytes_to_plan_with(device: torch.device) -> int:
+    """The memory of a device for what repeats, before training: half of it, as less may be free by then."""
+    return spare_bytes(MOST_KEPT_BYTES, device) // 2
 
 
 def rounded(rows: Tensor, dtype: torch.dtype = KEPT_TYPE) -> Tensor:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gati.errors import LibraryError, StorageError
-from gati.files import atomic_write_text
+from gati.files import atomic_write_text, mode_of
 from gati.types import OperatingPoint, Trial, TrialId
 
 _PLACES = ("data", "model", "train_data")  # settings that name a place, unless "objects" names them, too
@@ -59,10 +59,9 @@ def gone(source: str | None) -> str | None:
 def _is_missing(path: Path) -> bool:
     """Whether nothing is there; False if its folder is closed to this user: opening it tells why."""
     try:
-        path.stat()
-    except OSError as error:
-        return isinstance(error, FileNotFoundError | NotADirectoryError)
-    return False
+        return not mode_of(path)
+    except OSError:
+        return False
 
 
 class FinishedTrial(NamedTuple):

@@ -12,10 +12,11 @@ from gati.guard.auditor import Auditor, Decided, Given, Probed
 from gati.guard.draws import Draws
 from gati.guard.ladder import Ladder
 from gati.guard.posts import Post
-from gati.guard.proof import Proof, Spending
+from gati.guard.proof import Spending
 from gati.guard.watch import Event, Watch
 from gati.types import RECALL
 from tests.guard.named import RIGHT, TRUE, WRONG, said
+from tests.guard.test_after_memory import Memory
 
 AGREEMENT, DELTA = 0.8, 0.1
 NEW = 0.1  # share of requests that show a new scene, in which all would-be answers agree
@@ -162,19 +163,6 @@ def test_agreement_in_new_scenes_releases_nothing_and_is_not_saved() -> None:
     for _ in range(500):
         assert ladder.in_new_scene([True, True], deployed=1) is None
     assert ladder.to_json() == before
-
-
-class Memory:
-    """Memory that is proven: next to caches, where few of its answers may be wrong, and of all requests."""
-
-    proving: Proof | None = None
-    serves = True
-
-    def learn(self, looked: Any, base: Prediction, *, drawn: bool, tried: bool = False) -> None:
-        pass
-
-    def lost(self, looked: Any, *, drawn: bool) -> None:
-        pass
 
 
 @pytest.mark.parametrize("after_memory", [True, False])

@@ -391,6 +391,15 @@ class HasOnePlace(Loads):
             self.pending = None
 
 
+async def with_a_trial(folder: Path) -> tuple[Any, Followed]:
+    """Versions, the first of which is on trial, and what follows the repository in `folder`."""
+    versions: Any = HasOnePlace(None)
+    followed = Followed(str(folder), "m", versions)
+    publish(folder)
+    await followed.look()
+    return versions, followed
+
+
 def test_what_an_operator_activates_while_a_trial_is_loaded_again_stays(tmp_path: Path) -> None:
     class Operated(HasOnePlace):
         async def load(self, name: str, folder: Path) -> Any:
@@ -436,10 +445,7 @@ def test_a_newer_version_that_cannot_be_loaded_begins_no_trial_that_had_ended(
     """It undid what an operator had activated meanwhile, and had a version proven anew that was given up."""
 
     async def main() -> None:
-        versions: Any = HasOnePlace(None)
-        followed = Followed(str(tmp_path), "m", versions)
-        publish(tmp_path)
-        await followed.look()
+        versions, followed = await with_a_trial(tmp_path)
         versions.pending = None if pending is None else SimpleNamespace(name=pending)
         versions.damaged = ("2",)
         publish(tmp_path)
@@ -456,10 +462,7 @@ def test_why_a_newer_version_cannot_be_loaded_is_told_though_the_one_on_trial_is
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        versions: Any = HasOnePlace(None)
-        followed = Followed(str(tmp_path), "m", versions)
-        publish(tmp_path)
-        await followed.look()
+        versions, followed = await with_a_trial(tmp_path)
         versions.damaged = ("1", "2")
         publish(tmp_path)
         await followed.look()
